@@ -1,0 +1,69 @@
+"""spark-train: compose the settings, then run them on all ranks.
+
+Started plainly it checks everything, launches ``parallel.ranks`` processes of itself and watches over them. Started by
+torchrun (or srun) it is one of these processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from spark_megatron import runtime
+from spark_megatron.config import ConfigError
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    runtime.prepare_environment()
+    overrides = sys.argv[1:]
+    try:
+        if "RANK" in os.environ:
+            worker(overrides)
+        else:
+            from spark_megatron.cli import launch
+
+            sys.exit(launch.launch(overrides))
+    except ConfigError as error:
+        sys.exit(f"spark-train: {error}")
+
+
+def worker(overrides: list[str]) -> None:
+    """One rank of the job."""
+    # The defaults end a process that waits in a collective at once; Python's own handlers would wait for it to return.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    record(_run)(overrides)
+
+
+def _run(overrides: list[str]) -> None:
+    import warnings
+
+    # Deprecations inside megatron-core and vLLM are not the user's; ours are errors in the tests.
+    warnings.filterwarnings("ignore", module=r"(megatron|torch|vllm)\.")
+    from dataclasses import replace
+
+    from spark_megatron.cli.compose import load
+    from spark_megatron.engine import platform
+    from spark_megatron.trainers.run import run
+
+    _, config = load(overrides)
+    if config.parallel.ranks != int(os.environ["WORLD_SIZE"]):
+        raise ConfigError(
+            f"parallel.ranks={config.parallel.ranks}, but the launcher started {os.environ['WORLD_SIZE']} processes: "
+            f"set parallel.ranks={os.environ['WORLD_SIZE']} or choose another parallel=..."
+        )
+    runtime.start(platform.distributed_backend(), config.engine.timeout_s)
+    try:
+        run_dir = runtime.broadcast_from_zero(config.run_dir)
+        run(replace(config, run_dir=run_dir))
+    finally:
+        runtime.stop()
+
+
+if __name__ == "__main__":
+    main()

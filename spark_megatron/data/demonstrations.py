@@ -1,0 +1,142 @@
+"""Demonstrations of solving, judging and reflecting for sums of single digits: a cold start for tiny models."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import re
+from collections.abc import Mapping
+
+from spark_megatron.data.distractors import near_miss
+from spark_megatron.recycle.candidates import Candidate
+from spark_megatron.recycle.pairwise import pairwise_task
+from spark_megatron.recycle.pointwise import pointwise_task
+from spark_megatron.recycle.reflection import reflection_task
+from spark_megatron.recycle.templates import VIEWS, Bank, View
+from spark_megatron.types import TASK_KINDS, Task, TaskKind
+
+_SUM = re.compile(r"\d(?: [+-] \d)*", re.ASCII)
+
+
+class Demonstrator:
+    """Works sums out loud, and errs like a learner: the same slip again and again, not at random.
+
+    The working lists the running values: "6 + 5 - 3" gives "11 8". ``faulty_share`` of all (running value, operation,
+    digit) entries are never learned properly: there the demonstrator takes a wrong value, the same one for the entry,
+    with probability ``fault_prob``, and goes on from it. Which entries those are depends on ``seed`` alone.
+    """
+
+    def __init__(self, *, faulty_share: float, fault_prob: float, seed: int) -> None:
+        for name, value in {"faulty_share": faulty_share, "fault_prob": fault_prob}.items():
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name}={value}: must lie in [0, 1]")
+        self._share, self._prob, self._seed = faulty_share, fault_prob, seed
+
+    def running_values(self, question: str, rng: random.Random) -> list[int]:
+        """The first digit and the value after each operation; the last one is the demonstrator's answer."""
+        first, steps = _parse(question)
+        values = [first]
+        for step in steps:
+            slip = self._slip(values[-1], step)
+            values.append(values[-1] + step + (slip if slip and rng.random() < self._prob else 0))
+        return values
+
+    def _slip(self, value: int, step: int) -> int:
+        """By how much this entry is misremembered; 0 for a well-learned one."""
+        digest = hashlib.sha256(f"{self._seed}:{value}:{step}".encode()).digest()
+        if int.from_bytes(digest[:8], "big") >= self._share * 2**64:
+            return 0
+        return (-2, -1, 1, 2)[digest[8] % 4]
+
+
+class Demonstrations:
+    """Turns tasks that ask for a sum into (task, response) pairs of all kinds, with the prompts of ``bank``.
+
+    Every response recomputes the sum and ends in a box: the result, or the verdict that follows from it, which is
+    wrong in ``wrong_verdict_share`` of cases. ``shares`` is the mixture of kinds. A judge sees a right and a wrong
+    answer equally often in ``judge_view``; a reflection shows a wrong one, ``reflect_cot_share`` of them with its
+    working. ``judge_verifier`` names the verifier of judge tasks. The tasks' gold answers are the true ones.
+    """
+
+    def __init__(
+        self,
+        *,
+        bank: Bank,
+        demonstrator: Demonstrator,
+        shares: Mapping[TaskKind, float],
+        judge_view: View,
+        judge_verifier: str,
+        reflect_cot_share: float,
+        wrong_verdict_share: float,
+    ) -> None:
+        if judge_view not in VIEWS:
+            raise ValueError(f"judge_view={judge_view!r}: must be one of {list(VIEWS)}")
+        if not set(shares) <= set(TASK_KINDS) or min(shares.values(), default=0) < 0 or sum(shares.values()) <= 0:
+            raise ValueError(f"shares={dict(shares)}: give shares, not all zero, of the kinds {list(TASK_KINDS)}")
+        for name, value in {"reflect_cot_share": reflect_cot_share, "wrong_verdict_share": wrong_verdict_share}.items():
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name}={value}: must lie in [0, 1]")
+        self._bank, self._demonstrator, self._shares = bank, demonstrator, dict(shares)
+        self._view, self._verifier = judge_view, judge_verifier
+        self._cot_share, self._wrong_share = reflect_cot_share, wrong_verdict_share
+
+    def __call__(self, task: Task, rng: random.Random) -> tuple[Task, str]:
+        """One demonstration made from ``task``, of a kind drawn by ``shares``."""
+        kinds = list(self._shares)
+        kind = rng.choices(kinds, weights=[self._shares[name] for name in kinds])[0]
+        values = self._demonstrator.running_values(task.question, rng)
+        if kind == "solve":
+            return task, _response(values, str(values[-1]))
+        wrong = _candidate(task, near_miss(task.answer, rng), rng)
+        if kind == "reflect":
+            view: View = "cot" if rng.random() < self._cot_share else "answer"
+            item = reflection_task(task, wrong, part=self._bank.reflect, view=view, rng=rng)
+            return item, _response(values, str(values[-1]))
+        right = _candidate(task, task.answer, rng)
+        if kind == "judge_one":
+            shown = rng.choice((right, wrong))
+            item = pointwise_task(
+                task, shown, part=self._bank.judge_one, view=self._view, verifier=self._verifier, rng=rng
+            )
+        else:
+            first, second = rng.sample((right, wrong), 2)
+            item = pairwise_task(
+                task, first, second, part=self._bank.judge_pair, view=self._view, verifier=self._verifier, rng=rng
+            )
+        return item, _response(values, self._verdict(item, task.answer, values[-1], rng))
+
+    def _verdict(self, item: Task, gold: str, result: int, rng: random.Random) -> str:
+        """The label that follows from the demonstrator's own result; the other one in the share of wrong verdicts."""
+        part = self._bank.judge_one if item.kind == "judge_one" else self._bank.judge_pair
+        labels = next(t.labels for t in part.templates if item.answer in t.labels)
+        other = labels[1 - labels.index(item.answer)]
+        if item.kind == "judge_one":
+            agrees = (str(result) in item.shown) == (gold in item.shown)
+        else:
+            # With a result that is on neither side, the nearer answer is the better guess; of two, the first.
+            distances = [abs(int(answer) - result) for answer in item.shown]
+            agrees = item.shown[distances.index(min(distances))] == gold
+        return item.answer if agrees == (rng.random() >= self._wrong_share) else other
+
+
+def _parse(question: str) -> tuple[int, list[int]]:
+    """The first digit, and what each further term adds."""
+    if not _SUM.fullmatch(question):
+        raise ValueError(f"{question!r} is no sum of single digits such as '6 + 5 - 3': only those are demonstrated")
+    first, *rest = question.split(" ")
+    return int(first), [int(sign + digit) for sign, digit in zip(rest[::2], rest[1::2], strict=True)]
+
+
+def _response(values: list[int], boxed: str) -> str:
+    return " ".join([*map(str, values[1:]), f"\\boxed{{{boxed}}}"])
+
+
+def _candidate(task: Task, answer: str, rng: random.Random) -> Candidate:
+    """A solution that ends in ``answer``: the true working, off at one step and from there on where it is wrong."""
+    first, steps = _parse(task.question)
+    exact = list(itertools.accumulate(steps, initial=first))
+    begin = rng.randrange(len(steps)) + 1 if steps else 1
+    offset = int(answer) - exact[-1]
+    values = [value + (offset if index >= begin else 0) for index, value in enumerate(exact)]
+    return Candidate(_response(values, answer), answer, answer == task.answer)

@@ -1,0 +1,1 @@
+"""The megatron-core training engine. Knows nothing of prompts, rewards, objectives or the sampler."""

@@ -1,0 +1,1 @@
+"""Held-out evaluation of solving, judging and reflecting."""

@@ -1,0 +1,1 @@
+"""The only package that sees the training engine and the sampler together."""

@@ -1,0 +1,1 @@
+"""From a response to a verdict: answer extraction, verifiers and the scoring of groups."""

@@ -1,0 +1,1 @@
+"""Sampling backends behind one protocol (``base.Sampler``)."""

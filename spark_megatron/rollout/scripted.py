@@ -1,0 +1,43 @@
+"""A backend without a model: responses are a fixed function of prompt and seed, for tests and dry runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from spark_megatron.rollout.base import Request
+from spark_megatron.types import Rollout
+
+
+class ScriptedSampler:
+    """Draws each response uniformly from ``responses`` with the request's seed: equal on every parallel layout.
+
+    Its log-probs are NaN, since no model gave them.
+    """
+
+    def __init__(self, *, tokenizer: Any, responses: Sequence[str], **_settings: Any) -> None:
+        self.tokenizer, self.responses = tokenizer, list(responses)
+        self.weight_version = -1
+        self.replica, self.replicas = dist.get_rank(), dist.get_world_size()
+
+    def generate(self, requests: Sequence[Request]) -> list[tuple[Rollout, ...]]:
+        return [tuple(self._rollout(request, i) for i in range(request.n)) for request in requests]
+
+    def _rollout(self, request: Request, index: int) -> Rollout:
+        rng = random.Random(f"{request.seed + index}:{request.prompt}")
+        text = rng.choice(self.responses)
+        tokens = (*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id)
+        return Rollout(tokens, (float("nan"),) * len(tokens), text, "stop", self.weight_version)
+
+    def start_update(self) -> None: ...
+
+    def load(self, bucket: list[tuple[str, Tensor]]) -> None: ...
+
+    def finish_update(self, version: int) -> None:
+        self.weight_version = version
+
+    def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""What a run says about itself: metrics, their sinks, recorded rollouts and the clock."""

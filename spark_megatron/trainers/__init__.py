@@ -1,0 +1,1 @@
+"""Training loops: each one can be read on one screen."""

@@ -1,0 +1,119 @@
+"""The two halves of every period of reinforcement learning: sample and check, then update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+
+from spark_megatron.algos.unified import mean_stats, token_loss
+from spark_megatron.config import Config
+from spark_megatron.data.packing import kl_token_count, pack, split_updates, token_counts
+from spark_megatron.data.samples import to_samples
+from spark_megatron.engine import platform
+from spark_megatron.engine.engine import Snapshot
+from spark_megatron.hybrid.handoff import HandoffError
+from spark_megatron.rewards.scoring import training_rewards
+from spark_megatron.runtime import combine
+from spark_megatron.tracking.clock import Clock
+from spark_megatron.trainers.parts import Parts
+from spark_megatron.types import Batch, Component, Group, Metrics, Sample, Task, TaskKind
+
+COMPONENT_OF: Mapping[TaskKind, Component] = {
+    "solve": "policy",
+    "judge_one": "pointwise",
+    "judge_pair": "pairwise",
+    "reflect": "reflection",
+}
+
+TokenWeight = Callable[[Mapping[Component, int]], Mapping[Component, float]]
+"""From the global number of trained tokens per component to the weight of one token of each."""
+
+
+def rollouts(parts: Parts, cfg: Config, tasks: Sequence[Task], seed: tuple[object, ...], span: Clock) -> list[Group]:
+    """n checked rollouts of each task from the current weights."""
+    with span("rollout"):
+        return parts.sample(
+            tasks,
+            n=cfg.rollout.samples_per_task,
+            temperature=cfg.rollout.temperature,
+            max_new_tokens=cfg.rollout.max_new_tokens,
+            seed=(cfg.seed, *seed),
+        )
+
+
+def advantage_samples(parts: Parts, cfg: Config, groups: Sequence[Group]) -> list[Sample]:
+    """The rollouts that carry a signal, with their group-relative advantages."""
+    table = asdict(cfg.objective.status_rewards)
+    advantages = [parts.advantage(training_rewards(group, table)) for group in groups]
+    return to_samples(groups, advantages, COMPONENT_OF)
+
+
+def update(
+    parts: Parts,
+    cfg: Config,
+    samples: Sequence[Sample],
+    *,
+    token_weight: TokenWeight,
+    reference: Snapshot | None,
+    kl_coef: float,
+    span: Clock,
+) -> Metrics:
+    """Learn from ``samples`` (the same list on every rank) in ``objective.updates_per_period`` optimiser steps.
+
+    Log-probs of the policy as it sampled, and of the reference, are computed once, before the first step.
+
+    Raises:
+        HandoffError: a sample was drawn with other weights than the trainer's current ones.
+    """
+    stale = {s.weight_version for s in samples if s.loss == "policy_gradient"} - {parts.engine.weight_version}
+    if stale:
+        raise HandoffError(f"rollouts of weights {sorted(stale)} were offered to weights {parts.engine.weight_version}")
+    updates = [
+        _local_batches(parts, cfg, part, token_weight)
+        for part in split_updates(samples, cfg.objective.updates_per_period, parts.rng)
+    ]
+    if reference is not None:
+        with span("logprobs"):
+            _add_logprobs(parts, cfg, [batch for batches in updates for batch in batches], reference)
+    loss = partial(token_loss, policy_loss=parts.policy_loss, kl_coef=kl_coef, kl_estimator=parts.kl_estimator)
+    with span("update"):
+        stats = [parts.engine.update(batches, loss, cfg.rollout.temperature) for batches in updates]
+    first, total = mean_stats(stats[0]), mean_stats(combine(stats))
+    return {
+        "loss": total["loss"] / len(stats),
+        "grad_norm": sum(s["grad_norm"] for s in stats) / len(stats),
+        "lr": stats[-1]["lr"],
+        "entropy": total.get("entropy", 0.0),
+        "tokens": total["tokens"],
+        **{name: total[name] for name in ("kl", "cross_entropy") if name in total},
+        **{f"{name}_mean": total[name] for name in ("ratio",) if name in total},
+        **({"clip_frac": total["clipped"]} if "clipped" in total else {}),
+        **{f"first_{name}": first[name] for name in ("kl", "ratio") if name in first},
+        **({"mismatch": total["mismatch"], "max_mismatch": total["max_mismatch"]} if "mismatch" in total else {}),
+    }
+
+
+def _local_batches(
+    parts: Parts, cfg: Config, samples: Sequence[Sample], token_weight: TokenWeight
+) -> list[Batch]:
+    """This data rank's micro-batches of one optimiser step. Weights come from the whole step: all ranks know it."""
+    counts = token_counts(samples)
+    parallel = parts.engine.parallel
+    by_length = sorted(samples, key=lambda s: len(s.prompt) + len(s.response))
+    batches = pack(
+        by_length[parallel.data_rank :: parallel.layout.data],
+        token_weight(counts),
+        kl_token_count(samples),
+        cfg.trainer.max_tokens_per_microbatch,
+        parts.tokenizer.pad_token_id,
+    )
+    return [batch.to(platform.device()) for batch in batches]
+
+
+def _add_logprobs(parts: Parts, cfg: Config, batches: list[Batch], reference: Snapshot) -> None:
+    old = parts.engine.logprobs(batches, cfg.rollout.temperature)
+    with parts.engine.holding(reference):
+        ref = parts.engine.logprobs(batches, cfg.rollout.temperature)
+    for batch, old_logprobs, ref_logprobs in zip(batches, old, ref, strict=True):
+        batch.old_logprobs, batch.ref_logprobs = old_logprobs, ref_logprobs

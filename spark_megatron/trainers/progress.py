@@ -1,0 +1,57 @@
+"""What a run tells about itself: metrics of each step, evaluations, and the files in its directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from spark_megatron import runtime
+from spark_megatron.config import Config
+from spark_megatron.eval.suite import as_json, as_metrics
+from spark_megatron.tracking.metrics import from_sums, group_sums
+from spark_megatron.trainers.parts import Parts
+from spark_megatron.types import EvalResult, Group, Metrics
+
+_PERIODS = ("policy", "reward_period")
+
+
+def log_step(
+    parts: Parts, cfg: Config, groups: Sequence[Group], stats: Sequence[Metrics], weights: Mapping[str, float]
+) -> None:
+    """Log a step's rollouts (the same groups on every rank) and what its one or two updates reported."""
+    metrics = from_sums(group_sums(groups, earned=asdict(cfg.objective.status_rewards)))
+    for period, values in zip(_PERIODS, stats, strict=False):
+        metrics |= {f"{period}/{name}": value for name, value in values.items() if "mismatch" not in name}
+    compared = [s for s in stats if "mismatch" in s]
+    if compared:
+        metrics["mismatch/mean_abs"] = sum(s["mismatch"] for s in compared) / len(compared)
+        metrics["mismatch/max_abs"] = max(s["max_mismatch"] for s in compared)
+    metrics |= {f"weights/{name}": value for name, value in weights.items()}
+    metrics |= {"pool/size": float(len(parts.pool)), "handoff/probe_max_abs": parts.hybrid.last_error}
+    parts.track.log(metrics)
+    parts.track.record(groups)
+
+
+def evaluate(parts: Parts, cfg: Config) -> EvalResult:
+    """The held-out suite on the current weights, greedily. A collective."""
+
+    def sample(tasks: Sequence) -> list[Group]:
+        limit = cfg.eval.max_new_tokens
+        return parts.sample(tasks, n=1, temperature=0.0, max_new_tokens=limit, seed=("eval",)) if tasks else []
+
+    return parts.suite.run(sample)
+
+
+def log_evaluation(parts: Parts, cfg: Config) -> None:
+    parts.track.log(as_metrics(evaluate(parts, cfg)))
+
+
+def write_evaluation(cfg: Config, when: str, result: EvalResult) -> None:
+    """Add one evaluation ("before" or "after") to eval.json."""
+    if runtime.rank():
+        return
+    path = Path(cfg.run_dir) / "eval.json"
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(known | {when: as_json(result)}, indent=2) + "\n")

@@ -1,0 +1,152 @@
+"""The data that flows through the system, in the order in which it comes to exist.
+
+    Task --sample--> Rollout (n of them form a Group) --check--> Verdict --to_samples--> Sample --pack--> Batch
+
+Everything here is plain data: no tensors but in ``Batch``, no behaviour beyond small derived values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+TaskKind = Literal["solve", "judge_one", "judge_pair", "reflect"]
+TASK_KINDS: tuple[TaskKind, ...] = ("solve", "judge_one", "judge_pair", "reflect")
+
+Status = Literal["ok", "unparsed", "truncated", "timeout", "error"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt with a way to check its answer.
+
+    ``prompt`` is the user's turn as plain text (the chat template is applied when it is encoded), ``answer`` the gold
+    answer, ``verifier`` the name of the verifier (a key of the ``verifiers`` settings) that compares the two.
+    ``question`` is the original question without any instruction; recycled tasks keep the one they came from.
+    ``source`` is the id of the task that a recycled one was made from ("" for an original task), ``shown`` the
+    answer or answers that a judge or reflection prompt displays.
+    """
+
+    id: str
+    kind: TaskKind
+    prompt: str
+    answer: str
+    verifier: str
+    question: str
+    source: str = ""
+    shown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of checking one response. A status other than ``ok`` is not a reward; ``reward`` is then 0."""
+
+    status: Status
+    reward: float = 0.0
+    parsed: str | None = None
+    """The answer as it was extracted from the response; None where nothing could be."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sampled response. ``logprobs[i]`` is the sampler's log-probability of ``tokens[i]`` at its temperature."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    finish: Literal["stop", "length"]
+    weight_version: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """The n rollouts of one task; ``verdicts`` is empty until they are checked, then it has one per rollout."""
+
+    task: Task
+    prompt_tokens: tuple[int, ...]
+    rollouts: tuple[Rollout, ...]
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        return tuple(v.reward for v in self.verdicts)
+
+
+Component = str
+"""Which term of the objective a token belongs to: "policy", "pointwise", "pairwise", "reflection" or "sft"."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sequence to train on: ``prompt`` is context only, every token of ``response`` is trained.
+
+    ``loss`` selects the token loss: "policy_gradient" uses ``advantage``; "cross_entropy" (supervised) ignores it.
+    ``rollout_logprobs`` has the length of ``response`` for sampled responses and is empty for supervised ones.
+    """
+
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+    component: Component
+    loss: Literal["policy_gradient", "cross_entropy"] = "policy_gradient"
+    advantage: float = 0.0
+    rollout_logprobs: tuple[float, ...] = ()
+    weight_version: int = -1
+
+
+@dataclass
+class Batch:
+    """A micro-batch of right-padded rows; position t predicts ``labels[:, t]`` (= ``tokens[:, t + 1]``).
+
+    All tensors are [rows, length]. ``weight`` is ``coef_c / N_c`` on trained positions and 0 elsewhere, so that the
+    loss of a step is a plain sum. ``kl_weight`` is ``1 / N`` over all trained policy-gradient tokens of the step.
+    """
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    weight: torch.Tensor
+    kl_weight: torch.Tensor
+    advantage: torch.Tensor
+    supervised: torch.Tensor
+    """Bool: positions whose loss is cross-entropy rather than the policy loss."""
+    rollout_logprobs: torch.Tensor
+    """The sampler's log-probs (NaN where there is none)."""
+    old_logprobs: torch.Tensor | None = None
+    """The trainer's own log-probs before the first update of the period."""
+    ref_logprobs: torch.Tensor | None = None
+
+    @property
+    def trained(self) -> torch.Tensor:
+        """Bool [rows, length]: positions that take part in the loss."""
+        return (self.weight != 0) | (self.kl_weight != 0)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch with its tensors on ``device``."""
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Batch(**{name: x if x is None else x.to(device) for name, x in values.items()})
+
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A proportion with its 95 % interval."""
+
+    acc: float
+    ci: tuple[float, float]
+    n: int
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Held-out figures of one evaluation; ``counts`` has the number of responses per verdict status."""
+
+    solve: Interval
+    judge_one: Interval
+    judge_pair: Interval
+    reflect: Interval
+    counts: Mapping[str, int] = field(default_factory=dict)

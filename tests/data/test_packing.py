@@ -1,0 +1,229 @@
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from spark_megatron.data.chat import encode_prompt, encode_response
+from spark_megatron.data.packing import kl_token_count, pack, split_updates, token_counts
+from spark_megatron.data.samples import supervised_samples, to_samples
+from spark_megatron.types import Group, Rollout, Sample, Task, TaskKind
+
+COMPONENTS: dict[TaskKind, str] = {
+    "solve": "policy",
+    "judge_one": "pointwise",
+    "judge_pair": "pairwise",
+    "reflect": "reflection",
+}
+WORDS = ["<pad>", "<s>", "</s>", "<user>", "<assistant>", "Question", "6", "5", "8", "yes"]
+TASK = Task("t1", "solve", "Question 6 5", "8", "math", "6 5")
+
+
+def tokenizer(template: str | None = "{{ bos_token }}<user> {{ messages[0].content }} </s>") -> PreTrainedTokenizerFast:
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        additional_special_tokens=["<user>", "<assistant>"],
+    )
+    made.chat_template = template and template + "{% if add_generation_prompt %} <assistant> {% endif %}"
+    return made
+
+
+def names(ids: tuple[int, ...]) -> list[str]:
+    return [WORDS[i] for i in ids]
+
+
+def test_prompt_is_one_user_turn_up_to_the_assistant() -> None:
+    ids = encode_prompt(tokenizer(), TASK)
+    assert isinstance(ids, tuple)
+    assert all(type(token) is int for token in ids)
+    assert names(ids) == ["<s>", "<user>", "Question", "6", "5", "</s>", "<assistant>"]
+
+
+def test_prompt_needs_a_chat_template() -> None:
+    with pytest.raises(ValueError, match="no chat template"):
+        encode_prompt(tokenizer(None), TASK)
+
+
+def test_response_ends_with_one_end_token() -> None:
+    assert names(encode_response(tokenizer(), "6 8")) == ["6", "8", "</s>"]
+    assert names(encode_response(tokenizer(), "6 8 </s>")) == ["6", "8", "</s>"]
+    without = tokenizer()
+    without.eos_token = None
+    with pytest.raises(ValueError, match="no end-of-sequence token"):
+        encode_response(without, "6")
+
+
+def group(kind: TaskKind, *responses: tuple[int, ...]) -> Group:
+    rollouts = tuple(Rollout(r, tuple(-0.1 * t for t in r), "text", "stop", 4) for r in responses)
+    return Group(replace(TASK, kind=kind), (9, 9), rollouts)
+
+
+def test_samples_of_groups() -> None:
+    groups = [group("solve", (1, 2), (3,), (4,), ()), group("judge_pair", (5,), (6,)), group("reflect", (7,), (8,))]
+    advantages: list[list[float | None]] = [[1.0, None, 0.0, -1.0], [0.0, None], [-0.5, 0.5]]
+    samples = to_samples(groups, advantages, COMPONENTS)
+    first = Sample((9, 9), (1, 2), "policy", "policy_gradient", 1.0, (-0.1, -0.2), 4)
+    # A zero advantage in a group with signal stays: it still counts as tokens and for the KL term.
+    assert samples == [
+        first,
+        replace(first, response=(4,), advantage=0.0, rollout_logprobs=(-0.4,)),
+        replace(first, response=(7,), component="reflection", advantage=-0.5, rollout_logprobs=(-0.7000000000000001,)),
+        replace(first, response=(8,), component="reflection", advantage=0.5, rollout_logprobs=(-0.8,)),
+    ]
+
+
+def test_samples_need_one_advantage_per_rollout() -> None:
+    with pytest.raises(ValueError, match="t1: 2 rollouts but 1 advantages"):
+        to_samples([group("solve", (1,), (2,))], [[1.0]], COMPONENTS)
+    with pytest.raises(ValueError, match="zip"):
+        to_samples([group("solve", (1,))], [], COMPONENTS)
+
+
+def test_supervised_samples() -> None:
+    (sample,) = supervised_samples([(replace(TASK, kind="judge_one"), "yes")], tokenizer(), COMPONENTS)
+    assert names(sample.prompt)[-1] == "<assistant>"
+    assert names(sample.response) == ["yes", "</s>"]
+    assert (sample.component, sample.loss, sample.rollout_logprobs) == ("pointwise", "cross_entropy", ())
+
+
+SAMPLED = Sample((11, 12), (13, 14, 15), "policy", "policy_gradient", 0.5, (-1.0, -2.0, -3.0), 1)
+TAUGHT = Sample((21,), (22,), "pairwise", "cross_entropy")
+
+
+def test_layout_of_a_batch() -> None:
+    (batch,) = pack([SAMPLED, TAUGHT], {"policy": 2.0, "pairwise": 0.3}, {"policy": 8, "pairwise": 3}, 10, 100, 0)
+    zeros, nan = [0.0] * 5, math.nan
+    assert batch.tokens.tolist() == [[21, 22, 0, 0, 0], [11, 12, 13, 14, 15]]
+    assert batch.labels.tolist() == [[22, 0, 0, 0, 0], [12, 13, 14, 15, 0]]
+    torch.testing.assert_close(batch.weight, torch.tensor([[0.1, 0, 0, 0, 0], [0, 0.25, 0.25, 0.25, 0]]))
+    torch.testing.assert_close(batch.kl_weight, torch.tensor([zeros, [0, 0.1, 0.1, 0.1, 0]]))
+    assert batch.advantage.tolist() == [zeros, [0, 0.5, 0.5, 0.5, 0]]
+    assert batch.supervised.tolist() == [[True, False, False, False, False], [False] * 5]
+    expected = torch.tensor([[nan] * 5, [nan, -1.0, -2.0, -3.0, nan]])
+    torch.testing.assert_close(batch.rollout_logprobs, expected, equal_nan=True)
+    assert batch.trained.tolist() == [[True] + [False] * 4, [False, True, True, True, False]]
+    assert batch.tokens.dtype == batch.labels.dtype == torch.int64
+
+
+def random_samples(count: int, seed: int = 0) -> list[Sample]:
+    rng = random.Random(seed)
+    samples = []
+    for index in range(count):
+        prompt = tuple(rng.randrange(1, 90) for _ in range(rng.randrange(1, 9)))
+        response = tuple(rng.randrange(1, 90) for _ in range(rng.randrange(1, 30)))
+        if index % 3:
+            logprobs = tuple(-rng.random() for _ in response)
+            samples.append(Sample(prompt, response, "policy", "policy_gradient", rng.gauss(0, 1), logprobs))
+        else:
+            samples.append(Sample(prompt, response, "pointwise", "cross_entropy"))
+    return samples
+
+
+@pytest.mark.parametrize("max_tokens", [1, 40, 64, 200, 10_000])
+def test_any_cut_keeps_every_token_and_the_loss(max_tokens: int) -> None:
+    samples = random_samples(40)
+    counts, kl_count = token_counts(samples), kl_token_count(samples)
+    coefs = {"policy": 0.7, "pointwise": 0.3}
+    batches = pack(samples, coefs, counts, kl_count, max_tokens, 0)
+    assert sum(len(batch.tokens) for batch in batches) == 40
+    for batch in batches:
+        rows, length = batch.tokens.shape
+        assert rows * length <= max_tokens or rows == 1
+    # The loss of a token is a function of its label, so the oracle needs no batches.
+    token_loss = torch.linspace(0.0, 1.0, 90)
+    loss = sum(float((batch.weight.double() * token_loss[batch.labels]).sum()) for batch in batches)
+    oracle = sum(
+        coefs[s.component] / counts[s.component] * sum(float(token_loss[t]) for t in s.response) for s in samples
+    )
+    assert loss == pytest.approx(oracle, rel=1e-5)
+    assert sum(float(batch.weight.sum()) for batch in batches) == pytest.approx(1.0, rel=1e-5)
+    assert sum(float(batch.kl_weight.sum()) for batch in batches) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_rows_are_sorted_so_that_little_is_padded() -> None:
+    samples = random_samples(60)
+    batches = pack(samples, {"policy": 1.0, "pointwise": 1.0}, token_counts(samples), kl_token_count(samples), 200, 0)
+    lengths = [batch.tokens.shape[1] for batch in batches]
+    assert lengths == sorted(lengths)
+    padded = sum(batch.tokens.numel() for batch in batches)
+    # The same greedy cut of the rows in the order in which they came:
+    arrival: list[list[int]] = [[]]
+    for sample in samples:
+        grown = [*arrival[-1], len(sample.prompt) + len(sample.response)]
+        if len(grown) * max(grown) > 200:
+            arrival.append(grown[-1:])
+        else:
+            arrival[-1] = grown
+    used = sum(map(sum, arrival))
+    assert padded - used < 0.4 * (sum(len(part) * max(part) for part in arrival) - used)
+
+
+def test_global_counts_are_used_not_local_ones() -> None:
+    (batch,) = pack([SAMPLED], {"policy": 1.0}, {"policy": 30}, 60, 100, 0)
+    assert float(batch.weight.sum()) == pytest.approx(0.1)
+    assert float(batch.kl_weight.sum()) == pytest.approx(0.05)
+
+
+def test_zero_coefficient_leaves_the_kl_term() -> None:
+    (batch,) = pack([SAMPLED], {"policy": 0.0}, {"policy": 3}, 3, 100, 0)
+    assert not batch.weight.any()
+    assert int(batch.trained.sum()) == 3
+
+
+def test_no_samples_give_one_row_of_zero_weight() -> None:
+    (batch,) = pack([], {}, {}, 0, 100, 7)
+    assert batch.tokens.tolist() == batch.labels.tolist() == [[7, 7]]
+    assert not batch.trained.any()
+    assert not batch.supervised.any()
+    assert batch.rollout_logprobs.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("samples", "coefs", "counts", "kl_count", "max_tokens", "message"),
+    [
+        ([SAMPLED], {}, {"policy": 3}, 3, 9, "component 'policy'"),
+        ([SAMPLED], {"policy": 1.0}, {}, 3, 9, "component 'policy'"),
+        ([SAMPLED], {"policy": 1.0}, {"policy": 3}, 2, 9, "kl_count=2: below the 3"),
+        ([SAMPLED], {"policy": 1.0}, {"policy": 3}, 3, 0, "max_tokens=0"),
+        ([replace(SAMPLED, prompt=())], {"policy": 1.0}, {"policy": 3}, 3, 9, "0 prompt and 3 response tokens"),
+        ([replace(SAMPLED, rollout_logprobs=(-1.0,))], {"policy": 1.0}, {"policy": 3}, 3, 9, "1 log-probs for 3"),
+    ],
+)
+def test_contradictions_are_refused(
+    samples: list[Sample],
+    coefs: dict[str, float],
+    counts: dict[str, int],
+    kl_count: int,
+    max_tokens: int,
+    message: str,
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack(samples, coefs, counts, kl_count, max_tokens, 0)
+
+
+def test_counts() -> None:
+    assert token_counts([SAMPLED, SAMPLED, TAUGHT]) == {"policy": 6, "pairwise": 1}
+    assert kl_token_count([SAMPLED, SAMPLED, TAUGHT]) == 6
+    assert token_counts([]) == {}
+    assert kl_token_count([]) == 0
+
+
+def test_updates_are_nearly_equal_shuffled_parts() -> None:
+    samples = random_samples(23)
+    parts = split_updates(samples, 4, random.Random(0))
+    assert [len(part) for part in parts] == [6, 6, 6, 5]
+    together = [sample for part in parts for sample in part]
+    assert together != samples
+    assert sorted(map(repr, together)) == sorted(map(repr, samples))
+    assert parts == split_updates(samples, 4, random.Random(0))
+    assert [len(part) for part in split_updates(samples[:2], 3, random.Random(0))] == [1, 1, 0]
+    with pytest.raises(ValueError, match="k=0"):
+        split_updates(samples, 0, random.Random(0))
