@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import types
 import typing
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 Node = dict[str, Any]
 """A ``_target_`` node, built by hydra."""
@@ -145,14 +147,39 @@ class Config:
     verifiers: Node
 
 
-def nearest(name: str, valid: typing.Iterable[str]) -> str:
-    """"; did you mean X?" for the closest valid name, or the list of all when nothing is close."""
-    names = sorted(valid)
-    close = difflib.get_close_matches(name, names, 1)
-    return f"; did you mean {close[0]}?" if close else f"; valid are {', '.join(names)}"
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """"; did you mean X?" for the closest valid (dotted) name, or a list of its neighbours when nothing is close.
+
+    A name that differs only in its group comes first; the groups that ``name`` already has are no answer.
+    """
+    names = sorted({v for v in valid if not f"{name}.".startswith(f"{v}.")})
+    parent, _, last = name.rpartition(".")
+    namesakes = [v for v in names if v.rpartition(".")[2] == last]
+    close = difflib.get_close_matches(name, namesakes or names, 1, cutoff=0.0 if namesakes else 0.6)
+    if close:
+        return f"; did you mean {close[0]}?"
+    neighbours = [v for v in names if v.rpartition(".")[0] == parent] or [v for v in names if "." not in v]
+    return f"; valid are {', '.join(neighbours)}"
 
 
-def _convert(value: Any, kind: Any, name: str) -> Any:
+def setting_names(schema: Any = Config, prefix: str = "") -> Iterator[str]:
+    """The full names of all typed settings and of their groups."""
+    for name, kind in typing.get_type_hints(schema).items():
+        yield prefix + name
+        if is_dataclass(kind):
+            yield from setting_names(kind, f"{prefix}{name}.")
+
+
+def shown(value: Any) -> str:
+    """``value`` as one would write it in yaml, cut to fit on a line."""
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def convert(value: Any, kind: Any, name: str) -> Any:
     """``value`` as the annotated type ``kind``, or a ConfigError that names the setting."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if is_dataclass(kind):
@@ -160,39 +187,43 @@ def _convert(value: Any, kind: Any, name: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in args:
             return None
-        return _convert(value, next(a for a in args if a is not type(None)), name)
+        return convert(value, next(a for a in args if a is not type(None)), name)
     if origin is Literal:
         if value not in args:
-            raise ConfigError(f"{name}={value} is not a valid choice{nearest(str(value), map(str, args))}")
+            raise ConfigError(f"{name}={shown(value)} is not a choice{nearest(str(value), map(str, args))}")
         return value
     if origin is tuple:
         if not isinstance(value, list) or len(value) != len(args):
-            raise ConfigError(f"{name}={value} must be a list of {len(args)} values")
-        return tuple(_convert(v, a, f"{name}[{i}]") for i, (v, a) in enumerate(zip(value, args, strict=True)))
+            raise ConfigError(f"{name}={shown(value)} must be a list of {len(args)} values")
+        return tuple(convert(v, a, f"{name}[{i}]") for i, (v, a) in enumerate(zip(value, args, strict=True)))
     if origin is dict:
         if not isinstance(value, dict):
-            raise ConfigError(f"{name}={value} must be a mapping (a node with _target_)")
+            raise ConfigError(f"{name}={shown(value)} must be a mapping (a node with _target_)")
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{name}={value!r} must be of type {kind.__name__}")
+        text = repr(value) if isinstance(value, str) else shown(value)
+        raise ConfigError(f"{name}={text} must be {_WORDS.get(kind, kind.__name__)}")
     return value
 
 
 def _build(values: Any, schema: Any, prefix: str) -> Any:
     if not isinstance(values, dict):
-        raise ConfigError(f"{prefix}={values} must be a group of settings")
+        raise ConfigError(f"{prefix}={shown(values)} must be a group of settings, such as {prefix}.{fields(schema)[0].name}")
     hints = typing.get_type_hints(schema)
-    known = [f.name for f in fields(schema)]
     dotted = f"{prefix}." if prefix else ""
-    for key in values:
-        if key not in known:
-            raise ConfigError(f"{dotted}{key} is not a setting{nearest(str(key), known)}")
-    for key in known:
+    for key, value in values.items():
+        if key not in hints:
+            name, leaf = f"{dotted}{key}", value
+            while isinstance(leaf, dict) and len(leaf) == 1:
+                ((inner, leaf),) = leaf.items()
+                name = f"{name}.{inner}"
+            raise ConfigError(f"{name}={shown(leaf)}: there is no setting {name}{nearest(name, setting_names())}")
+    for key in hints:
         if key not in values:
-            raise ConfigError(f"{dotted}{key} is missing: give it a value, for example {dotted}{key}=...")
-    return schema(**{key: _convert(values[key], hints[key], f"{dotted}{key}") for key in known})
+            raise ConfigError(f"{dotted}{key} is missing: give it a value, {dotted}{key}=...")
+    return schema(**{key: convert(values[key], hint, f"{dotted}{key}") for key, hint in hints.items()})
 
 
 def parse(cfg: DictConfig) -> Config:
@@ -204,26 +235,39 @@ def parse(cfg: DictConfig) -> Config:
     try:
         values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
-        raise ConfigError(f"{error.full_key} is missing: give it a value, for example {error.full_key}=...") from error
-    except InterpolationResolutionError as error:
-        raise ConfigError(f"{error.full_key}: {error.msg}") from error
-    assert isinstance(values, dict)
+        raise ConfigError(f"{error.full_key} is missing: give it a value, {error.full_key}=...") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
     config: Config = _build(values, Config, "")
     check(config)
     return config
 
 
-def _positive(config: Config) -> None:
-    for name in (
-        "parallel.ranks", "parallel.tensor", "parallel.pipeline", "trainer.total_steps", "trainer.tasks_per_step",
-        "trainer.max_tokens_per_microbatch", "rollout.temperature", "rollout.max_new_tokens",
-        "rollout.max_logprob_error", "rollout.probe_prompts", "rollout.probe_tokens", "objective.updates_per_period",
-        "optim.lr", "optim.clip_grad", "eval.items", "eval.max_new_tokens", "engine.bucket_mb", "engine.timeout_s",
-    ):  # fmt: skip
+_POSITIVE = (
+    "parallel.ranks", "parallel.tensor", "parallel.pipeline", "trainer.total_steps", "trainer.tasks_per_step",
+    "trainer.max_tokens_per_microbatch", "rollout.temperature", "rollout.max_new_tokens", "rollout.max_logprob_error",
+    "rollout.probe_prompts", "rollout.probe_tokens", "objective.updates_per_period", "optim.lr", "optim.eps",
+    "optim.clip_grad", "eval.items", "eval.max_new_tokens", "engine.bucket_mb", "engine.timeout_s",
+)  # fmt: skip
+_NOT_NEGATIVE = (
+    "trainer.eval_every", "optim.min_lr", "optim.warmup_updates", "optim.weight_decay", "eval.rounds",
+    "tracking.record_groups",
+)  # fmt: skip
+
+
+def _check_ranges(config: Config) -> None:
+    for name in _POSITIVE + _NOT_NEGATIVE:
         group, _, key = name.partition(".")
         value = getattr(getattr(config, group), key)
-        if value <= 0:
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{name}={value} must be a finite number, 0 or more")
+        if value == 0 and name in _POSITIVE:
             raise ConfigError(f"{name}={value} must be greater than 0")
+    for index, beta in enumerate(config.optim.betas):
+        if not 0 <= beta < 1:
+            raise ConfigError(f"optim.betas[{index}]={beta} must lie in [0, 1)")
+    if not 0 < config.data.heldout_share < 1:
+        raise ConfigError(f"data.heldout_share={config.data.heldout_share} must lie between 0 and 1")
 
 
 def _divides(divisor_name: str, divisor: int, name: str, value: int) -> None:
@@ -232,36 +276,58 @@ def _divides(divisor_name: str, divisor: int, name: str, value: int) -> None:
 
 
 def check(config: Config) -> None:
-    """Contradictions between settings; ConfigError names both sides."""
-    _positive(config)
-    parallel, trainer, rollout = config.parallel, config.trainer, config.rollout
+    """Values out of range and contradictions between settings; ConfigError names both sides."""
+    _check_ranges(config)
+    parallel, trainer, rollout, objective = config.parallel, config.trainer, config.rollout, config.objective
     _divides("parallel.tensor * parallel.pipeline", parallel.tensor * parallel.pipeline, "parallel.ranks", parallel.ranks)
     _divides("parallel.ranks", parallel.ranks, "trainer.tasks_per_step", trainer.tasks_per_step)
     if rollout.samples_per_task < 2:
         raise ConfigError(
-            f"rollout.samples_per_task={rollout.samples_per_task}: a group needs at least 2 rollouts, or every advantage is 0"
+            f"rollout.samples_per_task={rollout.samples_per_task}: a group needs at least 2 rollouts, or every "
+            "advantage is 0"
         )
-    if not 0 < config.data.heldout_share < 1:
-        raise ConfigError(f"data.heldout_share={config.data.heldout_share} must lie between 0 and 1")
     if config.optim.min_lr > config.optim.lr:
         raise ConfigError(f"optim.min_lr={config.optim.min_lr} is greater than optim.lr={config.optim.lr}")
-    if trainer.eval_every < 0:
-        raise ConfigError(f"trainer.eval_every={trainer.eval_every} must be 0 (never) or a number of steps")
-    check_model(config)
+    if objective.pool_size is not None and objective.pool_size < trainer.tasks_per_step:
+        raise ConfigError(
+            f"objective.pool_size={objective.pool_size} is smaller than trainer.tasks_per_step="
+            f"{trainer.tasks_per_step}: the pool could never fill a reward period"
+        )
+    _check_verifiers(config)
+    _check_model(config)
 
 
-def check_model(config: Config) -> None:
+def _check_verifiers(config: Config) -> None:
+    nodes = {"data.source.verifier": config.data.source, "recycle.judge_verifier": config.recycle}
+    nodes["demonstrations.judge_verifier"] = config.demonstrations
+    for name, node in nodes.items():
+        verifier = node.get(name.rpartition(".")[2])
+        if verifier is not None and verifier not in config.verifiers:
+            raise ConfigError(f"{name}={shown(verifier)} is no key of verifiers{nearest(str(verifier), config.verifiers)}")
+
+
+def _check_model(config: Config) -> None:
     """The layout against the model's shape, read from its config.json."""
     path = Path(config.model.path) / "config.json"
     if not path.is_file():
         raise ConfigError(f"model.path={config.model.path} is not a model directory: {path} does not exist")
-    hf = json.loads(path.read_text())
-    tensor, pipeline = config.parallel.tensor, config.parallel.pipeline
+
+    def shape(key: str) -> int:
+        value = described.get(key) if isinstance(described, dict) else None
+        if not isinstance(value, int):
+            raise ConfigError(f"model.path={config.model.path}: {path} has no {key}: give a Hugging Face model directory")
+        return value
+
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"model.path={config.model.path}: {path} is not JSON: {error}") from error
     for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
-        _divides("parallel.tensor", tensor, f"{key} (of {path})", hf[key])
-    _divides("parallel.pipeline", pipeline, f"num_hidden_layers (of {path})", hf["num_hidden_layers"])
-    if config.rollout.max_new_tokens >= hf["max_position_embeddings"]:
+        _divides("parallel.tensor", config.parallel.tensor, f"{key} (of {path})", shape(key))
+    _divides("parallel.pipeline", config.parallel.pipeline, f"num_hidden_layers (of {path})", shape("num_hidden_layers"))
+    longest = shape("max_position_embeddings")
+    if config.rollout.max_new_tokens >= longest:
         raise ConfigError(
             f"rollout.max_new_tokens={config.rollout.max_new_tokens} leaves no room for a prompt: the model takes "
-            f"{hf['max_position_embeddings']} tokens (max_position_embeddings of {path})"
+            f"{longest} tokens (max_position_embeddings of {path})"
         )

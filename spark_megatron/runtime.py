@@ -25,6 +25,7 @@ def prepare_environment() -> None:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, beside the trainer
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",  # models are directories; nothing is ever fetched behind the user's back
         "TRANSFORMERS_VERBOSITY": "error",

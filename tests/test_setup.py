@@ -23,6 +23,7 @@ if [ "$2" = venv ]; then
   cp "$0" "$3/bin/python"
 elif [ "$2" = pip ]; then
   echo "$*" >> pip_calls
+  if [ -n "${REAL_PIP:-}" ]; then exec "$REAL_PYTHON" "$@"; fi
   case "$*" in $PIP_FAILS_ON) echo "ERROR: pip's own words"; exit 1;; esac
 else
   exec "$REAL_PYTHON" "$@"
@@ -142,9 +143,10 @@ def test_a_package_that_fails_shows_what_pip_said(checkout: Path) -> None:
 
 
 def test_an_unreachable_index_ends_with_what_to_do(checkout: Path) -> None:
-    real = {"PYTHON": sys.executable, "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_RETRIES": "0"}
-    done = set_up(checkout, **real, PIP_INDEX_URL="http://127.0.0.1:9/simple")
+    alone = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_RETRIES": "0", "PIP_DRY_RUN": "1"}
+    done = set_up(checkout, REAL_PIP="yes", PIP_INDEX_URL="http://127.0.0.1:9/simple", **alone)
     assert "PIP_INDEX_URL" in stopped_with(done)
+    assert "No matching distribution found for pip==9.9" in done.stderr
 
 
 @pytest.mark.parametrize("python", ["no-such-python", "false"])

@@ -6,10 +6,12 @@ torchrun (or srun) it is one of these processes.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
-from pathlib import Path
+import warnings
+from dataclasses import replace
 
 from spark_megatron import runtime
 from spark_megatron.config import ConfigError
@@ -18,6 +20,7 @@ from spark_megatron.config import ConfigError
 def main() -> None:
     """Entry point of the console script."""
     runtime.prepare_environment()
+    _quiet_libraries()
     overrides = sys.argv[1:]
     try:
         if "RANK" in os.environ:
@@ -28,6 +31,12 @@ def main() -> None:
             sys.exit(launch.launch(overrides))
     except ConfigError as error:
         sys.exit(f"spark-train: {error}")
+
+
+def _quiet_libraries() -> None:
+    """Missing CUDA extensions and deprecations inside the libraries are not the user's; what fails still raises."""
+    warnings.filterwarnings("ignore", module=r"(megatron|torch|vllm)\.")
+    logging.getLogger("vllm").setLevel(logging.ERROR)
 
 
 def worker(overrides: list[str]) -> None:
@@ -41,12 +50,6 @@ def worker(overrides: list[str]) -> None:
 
 
 def _run(overrides: list[str]) -> None:
-    import warnings
-
-    # Deprecations inside megatron-core and vLLM are not the user's; ours are errors in the tests.
-    warnings.filterwarnings("ignore", module=r"(megatron|torch|vllm)\.")
-    from dataclasses import replace
-
     from spark_megatron.cli.compose import load
     from spark_megatron.engine import platform
     from spark_megatron.trainers.run import run

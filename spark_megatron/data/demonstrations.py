@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
 import re
@@ -20,34 +19,35 @@ _SUM = re.compile(r"\d(?: [+-] \d)*", re.ASCII)
 
 
 class Demonstrator:
-    """Works sums out loud, and errs like a learner: the same slip again and again, not at random.
+    """Works sums out loud, and errs like a learner: by the same slips again and again, not at random.
 
-    The working lists the running values: "6 + 5 - 3" gives "11 8". ``faulty_share`` of all (running value, operation,
-    digit) entries are never learned properly: there the demonstrator takes a wrong value, the same one for the entry,
-    with probability ``fault_prob``, and goes on from it. Which entries those are depends on ``seed`` alone.
+    The working lists the running values: "6 + 5 - 3" gives "11 8". With probability ``slip_prob`` each, a step that
+    needs a carry or a borrow forgets it (8 + 5 gives 3, 13 - 5 gives 18), and a step that crosses zero by 4 or more
+    loses the sign of its result (2 - 9 gives 7). The demonstrator goes on from the wrong value. (Ours.)
     """
 
-    def __init__(self, *, faulty_share: float, fault_prob: float, seed: int) -> None:
-        for name, value in {"faulty_share": faulty_share, "fault_prob": fault_prob}.items():
-            if not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name}={value}: must lie in [0, 1]")
-        self._share, self._prob, self._seed = faulty_share, fault_prob, seed
+    def __init__(self, *, slip_prob: float) -> None:
+        if not 0.0 <= slip_prob <= 1.0:
+            raise ValueError(f"slip_prob={slip_prob}: must lie in [0, 1]")
+        self._prob = slip_prob
 
     def running_values(self, question: str, rng: random.Random) -> list[int]:
         """The first digit and the value after each operation; the last one is the demonstrator's answer."""
         first, steps = _parse(question)
         values = [first]
         for step in steps:
-            slip = self._slip(values[-1], step)
-            values.append(values[-1] + step + (slip if slip and rng.random() < self._prob else 0))
+            exact = values[-1] + step
+            values.append(_slipped(values[-1], exact) if rng.random() < self._prob else exact)
         return values
 
-    def _slip(self, value: int, step: int) -> int:
-        """By how much this entry is misremembered; 0 for a well-learned one."""
-        digest = hashlib.sha256(f"{self._seed}:{value}:{step}".encode()).digest()
-        if int.from_bytes(digest[:8], "big") >= self._share * 2**64:
-            return 0
-        return (-2, -1, 1, 2)[digest[8] % 4]
+
+def _slipped(before: int, exact: int) -> int:
+    """What a learner who forgets carries, borrows and signs writes instead of ``exact``."""
+    if before >= 0 and exact >= 0 and before // 10 != exact // 10:
+        return exact - 10 if exact > before else exact + 10
+    if (before < 0) != (exact < 0) and exact <= -4:
+        return -exact
+    return exact
 
 
 class Demonstrations:
@@ -56,7 +56,7 @@ class Demonstrations:
     Every response recomputes the sum and ends in a box: the result, or the verdict that follows from it, which is
     wrong in ``wrong_verdict_share`` of cases. ``shares`` is the mixture of kinds. A judge sees a right and a wrong
     answer equally often in ``judge_view``; a reflection shows a wrong one, ``reflect_cot_share`` of them with its
-    working. ``judge_verifier`` names the verifier of judge tasks. The tasks' gold answers are the true ones.
+    working. Wrong answers are the demonstrator's own or near misses. ``judge_verifier`` names the verifier of judge tasks. The tasks' gold answers are the true ones.
     """
 
     def __init__(
@@ -88,7 +88,9 @@ class Demonstrations:
         values = self._demonstrator.running_values(task.question, rng)
         if kind == "solve":
             return task, _response(values, str(values[-1]))
-        wrong = _candidate(task, near_miss(task.answer, rng), rng)
+        slipped = str(self._demonstrator.running_values(task.question, rng)[-1])
+        own = rng.random() < 0.5 and slipped != task.answer
+        wrong = _candidate(task, slipped if own else near_miss(task.answer, rng), rng)
         if kind == "reflect":
             view: View = "cot" if rng.random() < self._cot_share else "answer"
             item = reflection_task(task, wrong, part=self._bank.reflect, view=view, rng=rng)

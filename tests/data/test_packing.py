@@ -99,7 +99,7 @@ TAUGHT = Sample((21,), (22,), "pairwise", "cross_entropy")
 
 
 def test_layout_of_a_batch() -> None:
-    (batch,) = pack([SAMPLED, TAUGHT], {"policy": 2.0, "pairwise": 0.3}, {"policy": 8, "pairwise": 3}, 10, 100, 0)
+    (batch,) = pack([SAMPLED, TAUGHT], {"policy": 0.25, "pairwise": 0.1}, 10, 100, 0)
     zeros, nan = [0.0] * 5, math.nan
     assert batch.tokens.tolist() == [[21, 22, 0, 0, 0], [11, 12, 13, 14, 15]]
     assert batch.labels.tolist() == [[22, 0, 0, 0, 0], [12, 13, 14, 15, 0]]
@@ -131,8 +131,8 @@ def random_samples(count: int, seed: int = 0) -> list[Sample]:
 def test_any_cut_keeps_every_token_and_the_loss(max_tokens: int) -> None:
     samples = random_samples(40)
     counts, kl_count = token_counts(samples), kl_token_count(samples)
-    coefs = {"policy": 0.7, "pointwise": 0.3}
-    batches = pack(samples, coefs, counts, kl_count, max_tokens, 0)
+    weights = {"policy": 0.7 / counts["policy"], "pointwise": 0.3 / counts["pointwise"]}
+    batches = pack(samples, weights, kl_count, max_tokens, 0)
     assert sum(len(batch.tokens) for batch in batches) == 40
     for batch in batches:
         rows, length = batch.tokens.shape
@@ -140,9 +140,7 @@ def test_any_cut_keeps_every_token_and_the_loss(max_tokens: int) -> None:
     # The loss of a token is a function of its label, so the oracle needs no batches.
     token_loss = torch.linspace(0.0, 1.0, 90)
     loss = sum(float((batch.weight.double() * token_loss[batch.labels]).sum()) for batch in batches)
-    oracle = sum(
-        coefs[s.component] / counts[s.component] * sum(float(token_loss[t]) for t in s.response) for s in samples
-    )
+    oracle = sum(weights[s.component] * sum(float(token_loss[t]) for t in s.response) for s in samples)
     assert loss == pytest.approx(oracle, rel=1e-5)
     assert sum(float(batch.weight.sum()) for batch in batches) == pytest.approx(1.0, rel=1e-5)
     assert sum(float(batch.kl_weight.sum()) for batch in batches) == pytest.approx(1.0, rel=1e-5)
@@ -150,7 +148,7 @@ def test_any_cut_keeps_every_token_and_the_loss(max_tokens: int) -> None:
 
 def test_rows_are_sorted_so_that_little_is_padded() -> None:
     samples = random_samples(60)
-    batches = pack(samples, {"policy": 1.0, "pointwise": 1.0}, token_counts(samples), kl_token_count(samples), 200, 0)
+    batches = pack(samples, {"policy": 0.01, "pointwise": 0.02}, kl_token_count(samples), 200, 0)
     lengths = [batch.tokens.shape[1] for batch in batches]
     assert lengths == sorted(lengths)
     padded = sum(batch.tokens.numel() for batch in batches)
@@ -166,20 +164,20 @@ def test_rows_are_sorted_so_that_little_is_padded() -> None:
     assert padded - used < 0.4 * (sum(len(part) * max(part) for part in arrival) - used)
 
 
-def test_global_counts_are_used_not_local_ones() -> None:
-    (batch,) = pack([SAMPLED], {"policy": 1.0}, {"policy": 30}, 60, 100, 0)
+def test_weights_of_the_whole_step_are_used_as_they_are() -> None:
+    (batch,) = pack([SAMPLED], {"policy": 1 / 30}, 60, 100, 0)
     assert float(batch.weight.sum()) == pytest.approx(0.1)
     assert float(batch.kl_weight.sum()) == pytest.approx(0.05)
 
 
-def test_zero_coefficient_leaves_the_kl_term() -> None:
-    (batch,) = pack([SAMPLED], {"policy": 0.0}, {"policy": 3}, 3, 100, 0)
+def test_zero_weight_leaves_the_kl_term() -> None:
+    (batch,) = pack([SAMPLED], {"policy": 0.0}, 3, 100, 0)
     assert not batch.weight.any()
     assert int(batch.trained.sum()) == 3
 
 
 def test_no_samples_give_one_row_of_zero_weight() -> None:
-    (batch,) = pack([], {}, {}, 0, 100, 7)
+    (batch,) = pack([], {}, 0, 100, 7)
     assert batch.tokens.tolist() == batch.labels.tolist() == [[7, 7]]
     assert not batch.trained.any()
     assert not batch.supervised.any()
@@ -187,26 +185,21 @@ def test_no_samples_give_one_row_of_zero_weight() -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "coefs", "counts", "kl_count", "max_tokens", "message"),
+    ("samples", "weights", "kl_count", "max_tokens", "message"),
     [
-        ([SAMPLED], {}, {"policy": 3}, 3, 9, "component 'policy'"),
-        ([SAMPLED], {"policy": 1.0}, {}, 3, 9, "component 'policy'"),
-        ([SAMPLED], {"policy": 1.0}, {"policy": 3}, 2, 9, "kl_count=2: below the 3"),
-        ([SAMPLED], {"policy": 1.0}, {"policy": 3}, 3, 0, "max_tokens=0"),
-        ([replace(SAMPLED, prompt=())], {"policy": 1.0}, {"policy": 3}, 3, 9, "0 prompt and 3 response tokens"),
-        ([replace(SAMPLED, rollout_logprobs=(-1.0,))], {"policy": 1.0}, {"policy": 3}, 3, 9, "1 log-probs for 3"),
+        ([SAMPLED], {}, 3, 9, r"components \['policy'\]; there are weights for \[\]"),
+        ([SAMPLED, TAUGHT], {"policy": 1.0}, 3, 9, r"components \['pairwise'\]; there are weights for \['policy'\]"),
+        ([SAMPLED], {"policy": 1.0}, 2, 9, "kl_count=2: below the 3"),
+        ([SAMPLED], {"policy": 1.0}, 3, 0, "max_tokens=0"),
+        ([replace(SAMPLED, prompt=())], {"policy": 1.0}, 3, 9, "0 prompt and 3 response tokens"),
+        ([replace(SAMPLED, rollout_logprobs=(-1.0,))], {"policy": 1.0}, 3, 9, "1 log-probs for 3"),
     ],
 )
 def test_contradictions_are_refused(
-    samples: list[Sample],
-    coefs: dict[str, float],
-    counts: dict[str, int],
-    kl_count: int,
-    max_tokens: int,
-    message: str,
+    samples: list[Sample], weights: dict[str, float], kl_count: int, max_tokens: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        pack(samples, coefs, counts, kl_count, max_tokens, 0)
+        pack(samples, weights, kl_count, max_tokens, 0)
 
 
 def test_counts() -> None:

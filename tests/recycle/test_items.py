@@ -31,20 +31,29 @@ def test_pointwise_label_says_whether_the_answer_is_right() -> None:
 
 def test_concise_pointwise_prompt() -> None:
     task = pointwise_task(SOURCE, WRONG, part=CONCISE.judge_one, view="answer", verifier="choice", rng=random.Random(1))
-    assert task.prompt == "Question: 6 + 5 - 3 Answer: 9 Correct? \\boxed{}"
+    assert task.prompt == "Judge: 6 + 5 - 3 = 9 \\boxed{}"
     assert task.answer == "No"
 
 
-def test_pairwise_order_is_swapped_half_of_the_time_and_the_label_with_it() -> None:
-    letters = []
-    for seed in range(400):
-        task = pairwise_task(
-            SOURCE, RIGHT, WRONG, part=CONCISE.judge_pair, view="answer", verifier="choice", rng=random.Random(seed)
-        )
-        assert task.shown[("A", "B").index(task.answer)] == RIGHT.answer
-        assert f"A: {task.shown[0]} B: {task.shown[1]}" in task.prompt
-        letters.append(task.answer)
-    assert 160 <= letters.count("A") <= 240
+def test_pairwise_order_is_the_callers_and_the_label_follows_it() -> None:
+    for first, second, label in ((RIGHT, WRONG, "A"), (WRONG, RIGHT, "B")):
+        for seed in range(50):
+            task = pairwise_task(
+                SOURCE, first, second, part=CONCISE.judge_pair, view="answer", verifier="choice", rng=random.Random(seed)
+            )
+            assert task.answer == label
+            assert task.shown == (first.answer, second.answer)
+            assert task.prompt == f"Compare: 6 + 5 - 3 (A) {first.answer} (B) {second.answer} \\boxed{{}}"
+            assert (task.kind, task.verifier, task.source, task.question) == ("judge_pair", "choice", "q1", "6 + 5 - 3")
+
+
+def test_a_pair_needs_one_right_and_one_wrong_solution() -> None:
+    for right in (True, False):
+        one, other = Candidate("a \\boxed{1}", "1", right), Candidate("b \\boxed{2}", "2", right)
+        with pytest.raises(ValueError, match="q1: a pair needs one right and one wrong"):
+            pairwise_task(
+                SOURCE, one, other, part=CONCISE.judge_pair, view="answer", verifier="choice", rng=random.Random(0)
+            )
 
 
 def test_equal_answers_never_form_a_pair() -> None:
@@ -58,7 +67,7 @@ def test_equal_answers_never_form_a_pair() -> None:
 def test_reflection_keeps_gold_answer_and_verifier() -> None:
     task = reflection_task(SOURCE, WRONG, part=CONCISE.reflect, view="cot", rng=random.Random(0))
     assert (task.kind, task.answer, task.verifier, task.source) == ("reflect", "7777", "math", "q1")
-    assert "Work: 12 \\boxed{9}" in task.prompt
+    assert task.prompt == "Fix: 6 + 5 - 3 = 12 \\boxed{9} \\boxed{}"
 
 
 def test_right_solutions_are_never_called_wrong() -> None:

@@ -137,8 +137,9 @@ def test_half_of_the_reflections_show_the_whole_solution() -> None:
     groups = many(40, ["8", "9"])
     for share, expected in ((0.5, 16), (0.25, 8), (0.0, 0), (1.0, 32)):
         made = run(groups, reflect_cot_share=share)["reflect"]
-        assert sum("Work:" in task.prompt for task in made) == expected
-        assert all(("Work:" in t.prompt) != ("Answer:" in t.prompt) for t in made)
+        whole = [f"Fix: {t.question} = {t.source} work 1 \\boxed{{9}} \\boxed{{}}" == t.prompt for t in made]
+        bare = [f"Fix: {t.question} = 9 \\boxed{{}}" == t.prompt for t in made]
+        assert (sum(whole), sum(bare)) == (expected, len(made) - expected)
 
 
 def test_only_solving_is_recycled() -> None:
@@ -176,16 +177,25 @@ def test_reflections_on_right_answers_are_a_setting() -> None:
 
 
 def test_a_right_answer_is_never_called_wrong() -> None:
-    made = run(many(32, ["8"]), reflect_correct_share=1.0)["reflect"]
-    assert len(made) == 32
-    assert not any("Wrong" in task.prompt for task in made)
+    bank = load_bank("full")
+    told = [t.text.split("\n")[-1] for t in bank.reflect.templates if t.told_wrong]
+    assert told
+    for answer, share, blamed in (("8", 1.0, False), ("9", 0.0, True)):
+        made = run(many(32, [answer]), bank=bank, reflect_correct_share=share)["reflect"]
+        assert len(made) == 32
+        assert any(task.prompt.endswith(line) for task in made for line in told) == blamed
 
 
 def test_judge_view_is_a_setting() -> None:
     groups = many(10, ["8", "9"])
-    for view, work, answer in (("answer", False, True), ("cot", True, False), ("both", True, True)):
-        for task in run(groups, judge_view=view, pairwise_prob=0.0)["judge_one"]:
-            assert ("Work:" in task.prompt, "Answer:" in task.prompt) == (work, answer)
+    for view in ("answer", "cot", "both"):
+        made = run(groups, judge_view=view, pairwise_prob=0.0)["judge_one"]
+        assert {task.shown for task in made} == {("8",), ("9",)}
+        for task in made:
+            (answer,) = task.shown
+            work = f"{task.source} work {'89'.index(answer)} \\boxed{{{answer}}}"
+            shown = {"answer": answer, "cot": work, "both": f"{work} Answer: {answer}"}[view]
+            assert task.prompt == f"Judge: {task.question} = {shown} \\boxed{{}}"
 
 
 def test_same_seed_same_tasks() -> None:

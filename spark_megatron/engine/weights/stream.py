@@ -32,9 +32,10 @@ class Placement:
             if self.stage(row) == parallel.pipeline_rank:
                 parameter = parameters.pop(self._local_name(row), None)
                 if parameter is not None:
-                    # megatron-core marks parameters as it initialises them, and this model is never initialised; an
-                    # unmarked slice would count as a duplicate and be left out of the gradient norm.
-                    set_tensor_model_parallel_attributes(parameter, row.dim is not None, row.dim or 0, 1)
+                    # megatron-core marks weights as it initialises them, and this model is never initialised; an
+                    # unmarked slice would count as a duplicate and be left out of the gradient norm. Biases are marked.
+                    if not hasattr(parameter, "tensor_model_parallel"):
+                        set_tensor_model_parallel_attributes(parameter, row.dim is not None, row.dim or 0, 1)
                     self.local[row.mcore] = parameter
                 elif row.exported:
                     raise RuntimeError(f"the weight table has {row.mcore}, but the model has no such parameter")

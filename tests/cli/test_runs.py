@@ -1,0 +1,180 @@
+"""Whole runs through the command line, on the real engines and the shipped start model."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+REPOSITORY = Path(__file__).parents[2]
+SMALL = ("trainer.tasks_per_step=16", "eval.items=20", "trainer.max_tokens_per_microbatch=2048")
+SCRIPTED = ("rollout=scripted", *SMALL)
+
+
+def start(run_dir: Path, *overrides: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "spark_megatron.cli.train", f"run_dir={run_dir}", *overrides]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def train(run_dir: Path, *overrides: str) -> list[dict[str, float]]:
+    """Run to the end and return the rows of metrics.jsonl."""
+    process = start(run_dir, *overrides)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output[-4000:]
+    return rows(run_dir)
+
+
+def rows(run_dir: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def alternating(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("runs") / "alternating"
+    train(run_dir, "experiment=spark_tiny", "trainer.total_steps=3", "tracking.wandb=offline", *SMALL)
+    return run_dir
+
+
+def test_first_update_starts_from_the_reference_and_on_policy(alternating: Path) -> None:
+    first = rows(alternating)[0]
+    assert first["policy/first_kl"] == 0.0
+    assert first["policy/first_ratio"] == 1.0
+
+
+def test_trainer_and_sampler_agree_at_every_step(alternating: Path) -> None:
+    # fp32 on both sides: only the order of summation differs.
+    for row in rows(alternating):
+        assert 0 < row["handoff/probe_max_abs"] < 1e-4
+        assert 0 < row["mismatch/max_abs"] < 1e-4
+
+
+def test_reward_periods_follow_once_the_pool_is_full(alternating: Path) -> None:
+    judged = [row for row in rows(alternating) if "reward_period/loss" in row]
+    assert judged
+    kinds = ("judge_one", "judge_pair", "reflect")
+    assert all(any(f"reward/{kind}" in row for kind in kinds) for row in judged)
+
+
+def test_run_directory_is_complete(alternating: Path) -> None:
+    evaluation = json.loads((alternating / "eval.json").read_text())
+    for when in ("before", "after"):
+        for skill in ("solve", "judge_one", "judge_pair", "reflect"):
+            figure = evaluation[when][skill]
+            assert figure["n"] == 20
+            assert figure["ci"][0] <= figure["acc"] <= figure["ci"][1]
+    recorded = [json.loads(line) for line in (alternating / "rollouts.jsonl").read_text().splitlines()]
+    assert {row["kind"] for row in recorded} >= {"solve", "reflect"}
+    assert (alternating / "report.png").stat().st_size > 10_000
+    assert "<html" in (alternating / "report.html").read_text()
+    assert list((alternating / "wandb").glob("offline-run-*"))
+    assert {"git", "packages"} <= set(json.loads((alternating / "provenance.json").read_text()))
+
+
+def test_the_trained_model_loads_and_differs_from_the_start(alternating: Path) -> None:
+    trained = AutoModelForCausalLM.from_pretrained(alternating / "model")
+    begin = AutoModelForCausalLM.from_pretrained(REPOSITORY / "examples/models/spark_tiny")
+    tokenizer = AutoTokenizer.from_pretrained(alternating / "model")
+    assert tokenizer.decode(tokenizer.encode("11 8 \\boxed{8}")) == "11 8 \\boxed{8}"
+    before, after = begin.state_dict(), trained.state_dict()
+    assert before.keys() == after.keys()
+    assert not torch.equal(before["model.embed_tokens.weight"], after["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("mode", ["supervised", "rl"])
+def test_joint_update_learns_all_components_at_once(tmp_path: Path, mode: str) -> None:
+    modes = [f"objective.{kind}.mode={mode}" for kind in ("pointwise", "pairwise", "reflection")]
+    (row,) = train(
+        tmp_path / mode, "experiment=spark_tiny", "objective=joint", "trainer.total_steps=1", *modes, *SMALL
+    )
+    assert "reward_period/loss" not in row
+    assert row["policy/first_kl"] == 0.0
+    assert row["policy/first_ratio"] == 1.0
+    assert row["weights/pointwise"] == 0.4
+    assert ("policy/cross_entropy" in row) == (mode == "supervised")
+    assert ("reward/reflect" in row) == (mode == "rl")
+
+
+def test_every_layout_takes_the_same_first_step(tmp_path: Path) -> None:
+    """Scripted rollouts are equal everywhere, so fp32 rounding (1e-5) is all that may differ."""
+    first = {}
+    for layout in ("single", "tp2", "pp2", "dp2"):
+        (first[layout],) = train(
+            tmp_path / layout,
+            "experiment=spark_tiny",
+            f"parallel={layout}",
+            "trainer.total_steps=1",
+            "objective.updates_per_period=1",
+            *SCRIPTED,
+        )
+    for layout, row in first.items():
+        assert row["policy/grad_norm"] > 0
+        for name in ("policy/loss", "policy/grad_norm", "policy/entropy"):
+            assert row[name] == pytest.approx(first["single"][name], rel=1e-5, abs=1e-7), (layout, name)
+
+
+def test_cold_start_command_takes_its_first_steps(tmp_path: Path) -> None:
+    blank = tmp_path / "blank"
+    subprocess.run([sys.executable, "tools/make_tiny_model.py", str(blank)], cwd=REPOSITORY, check=True)
+    losses = [
+        row["sft/loss"]
+        for row in train(
+            tmp_path / "sft", "experiment=sft_tiny", f"model.path={blank}", "trainer.total_steps=6",
+            "optim.warmup_updates=1", *SCRIPTED,
+        )
+    ]  # fmt: skip
+    # A blank model is uniform over its 702 tokens.
+    assert losses[0] == pytest.approx(6.55, abs=0.1)
+    assert losses[-1] < losses[0] - 0.5
+
+
+def children(pid: int) -> list[int]:
+    out = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False).stdout
+    return [int(word) for word in out.split()]
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A run that has logged its first steps and would go on for a long time."""
+    run_dir = tmp_path / "endless"
+    process = start(run_dir, "experiment=spark_tiny", "trainer.total_steps=100000", *SCRIPTED)
+    deadline = time.monotonic() + 120
+    while not ((run_dir / "metrics.jsonl").exists() and len(rows(run_dir)) >= 2):
+        assert process.poll() is None, process.communicate()[0][-4000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    yield process, run_dir
+    if process.poll() is None:
+        process.kill()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_ranks_and_leaves_the_run_readable(
+    endless: tuple[subprocess.Popen[str], Path], sent: signal.Signals
+) -> None:
+    process, run_dir = endless
+    ranks = children(process.pid)
+    assert len(ranks) == 2
+    process.send_signal(sent)
+    output, _ = process.communicate(timeout=10)
+    assert process.returncode != 0
+    assert "stopped" in output
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    assert len(rows(run_dir)) >= 2
+
+
+def test_a_rank_that_dies_ends_the_job_and_is_named(endless: tuple[subprocess.Popen[str], Path]) -> None:
+    process, _ = endless
+    ranks = children(process.pid)
+    os.kill(ranks[1], signal.SIGKILL)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert re.search(r"rank 1 failed first .*SIGKILL", output)
+    assert not Path(f"/proc/{ranks[0]}").exists()

@@ -1,0 +1,88 @@
+"""The answers of the engine's ranks, asked for once and shared by the tests of this folder."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests import distributed, tiny_models
+
+MODELS = ("llama", "qwen2", "qwen2_untied", "qwen3")
+LAYOUTS = ("single", "tp2", "pp2", "dp2", "tp2_pp2", "tp2_dp2")
+
+Answers = list[dict[str, Any]]
+"""Per rank: {layout: {model: {check: answer}}} and some single answers (see ``ranks_engine.on_all_layouts``)."""
+
+
+def broken_directories(good: Path, root: Path) -> dict[str, Path]:
+    """Copies of a llama directory that its config.json does not fit."""
+    tensors = load_file(good / "model.safetensors")
+    config = json.loads((good / "config.json").read_text())
+    name = "model.layers.2.mlp.up_proj.weight"
+    without = {key: tensor for key, tensor in tensors.items() if key != name}
+    variants: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "missing": (without, config),
+        "renamed": (without | {name.replace("up_proj", "upproj"): tensors[name]}, config),
+        "unknown": (tensors | {"model.layers.2.mlp.up_proj.bias": tensors[name][:, 0].clone()}, config),
+        "misshapen": (without | {name: tensors[name][:-1].clone()}, config),
+        "family": (tensors, config | {"model_type": "gpt2"}),
+        "rope": (tensors, config | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}}),
+    }
+    for variant, (some, settings) in variants.items():
+        (root / variant).mkdir()
+        save_file(some, root / variant / "model.safetensors")
+        (root / variant / "config.json").write_text(json.dumps(settings))
+    (root / "empty").mkdir()
+    (root / "no_weights").mkdir()
+    shutil.copyfile(good / "config.json", root / "no_weights" / "config.json")
+    return {name: root / name for name in (*variants, "empty", "no_weights")}
+
+
+@pytest.fixture(scope="session")
+def model_paths(model_directory: Any) -> dict[str, Path]:
+    paths = {name: model_directory(name) for name in MODELS}
+    (paths["qwen2"] / "tokenizer_config.json").write_text('{"note": "copied as it is"}')
+    return paths
+
+
+@pytest.fixture(scope="session")
+def single(tmp_path_factory: pytest.TempPathFactory, model_paths: dict[str, Path]) -> Answers:
+    """One rank."""
+    folder = tmp_path_factory.mktemp("single")
+    (folder / "broken").mkdir()
+    tiny_models.load(model_paths["llama"]).save_pretrained(folder / "sharded", max_shard_size="300KB")
+    return distributed.run(
+        1,
+        "tests.engine.ranks_engine:on_all_layouts",
+        folder / "job",
+        model_paths=model_paths,
+        out=folder,
+        broken=broken_directories(model_paths["llama"], folder / "broken"),
+        sharded=folder / "sharded",
+    )
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory, model_paths: dict[str, Path]) -> Answers:
+    """Two ranks."""
+    folder = tmp_path_factory.mktemp("pair")
+    function = "tests.engine.ranks_engine:on_all_layouts"
+    return distributed.run(2, function, folder / "job", model_paths=model_paths, out=folder)
+
+
+@pytest.fixture(scope="session")
+def four(tmp_path_factory: pytest.TempPathFactory, model_paths: dict[str, Path]) -> Answers:
+    """Four ranks."""
+    folder = tmp_path_factory.mktemp("four")
+    some = {name: model_paths[name] for name in ("qwen2", "qwen3")}
+    return distributed.run(4, "tests.engine.ranks_engine:on_all_layouts", folder / "job", model_paths=some, out=folder)
+
+
+@pytest.fixture(scope="session")
+def engine_answers(single: Answers, pair: Answers, four: Answers) -> dict[str, Answers]:
+    """layout -> every rank's {model: {check: answer}}."""
+    jobs = {"single": single, "tp2": pair, "pp2": pair, "dp2": pair, "tp2_pp2": four, "tp2_dp2": four}
+    return {layout: [rank[layout] for rank in job] for layout, job in jobs.items()}

@@ -1,0 +1,113 @@
+"""A ragged step of every kind of row, as the trainers pack it, with its settings and an oracle for updating on it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spark_megatron.algos.kl import k3
+from spark_megatron.algos.policy_loss import PPOClip
+from spark_megatron.algos.unified import component_coefs, token_loss
+from spark_megatron.data.packing import kl_token_count, pack, token_counts
+from spark_megatron.types import Batch, Sample
+from tests.tiny_models import VOCAB
+
+TEMPERATURE = 0.7
+KL_COEF = 0.3
+WEIGHTS = {"policy": 1.0, "pointwise": 0.4, "reflection": 0.2, "sft": 0.7}
+UPDATES = 3
+REFERENCE_SCALE = 0.98
+"""The reference policy is the model with every parameter times this, so that the KL term matters from the start."""
+
+OPTIM: dict[str, Any] = {
+    "lr": 2e-3,
+    "min_lr": 2e-4,
+    "decay": "cosine",
+    "decay_updates": 6,
+    "warmup_updates": 0,
+    "weight_decay": 0.1,
+    "betas": (0.9, 0.95),
+    # Large against rounding: AdamW's first step is lr * g / (|g| + eps), a sign function of noise where eps is tiny.
+    "eps": 1e-4,
+    "clip_grad": 1.0,
+}
+
+LOSS = partial(token_loss, policy_loss=PPOClip(clip_low=0.2, clip_high=0.2), kl_coef=KL_COEF, kl_estimator=k3)
+
+
+def samples(count: int = 13) -> list[Sample]:
+    """Rows of 4 to 30 tokens; every fourth one is supervised."""
+    rng = random.Random(7)
+
+    def tokens(low: int, high: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(3, VOCAB) for _ in range(rng.randint(low, high)))
+
+    rows = []
+    for i in range(count):
+        prompt, response = tokens(3, 18), tokens(1, 12)
+        if i % 4 == 3:
+            rows.append(Sample(prompt, response, "sft", loss="cross_entropy"))
+        else:
+            component = ("policy", "pointwise", "reflection")[i % 3]
+            logprobs = tuple(-5 * rng.random() for _ in response)
+            rows.append(Sample(prompt, response, component, advantage=rng.gauss(0, 1), rollout_logprobs=logprobs))
+    return rows
+
+
+def batches_of(share: Sequence[Sample], step: Sequence[Sample], max_tokens: int) -> list[Batch]:
+    """Micro-batches of one data rank's share of a step."""
+    weights = component_coefs(WEIGHTS, token_counts(step))
+    return pack(share, weights, kl_token_count(step), max_tokens, pad_id=0)
+
+
+def model_logprobs(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Log-probs of the labels and entropies through plain log-softmax."""
+    logprobs = (model(batch.tokens).logits / TEMPERATURE).log_softmax(-1)
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    return logprobs.gather(-1, batch.labels.unsqueeze(-1)).squeeze(-1), entropy
+
+
+def learning_rate(update: int) -> float:
+    """The cosine schedule without warm-up at an update counted from 0."""
+    share = update / OPTIM["decay_updates"]
+    return float(OPTIM["min_lr"] + (OPTIM["lr"] - OPTIM["min_lr"]) * (1 + math.cos(math.pi * share)) / 2)
+
+
+def oracle(model: Any, step: Sequence[Sample], updates: int = UPDATES) -> list[dict[str, float]]:
+    """``updates`` steps of torch's AdamW on a transformers model, all rows in one batch. Changes the model."""
+    [batch] = batches_of(step, step, max_tokens=1 << 30)
+    parameters = list(model.parameters())
+    with torch.no_grad():
+        batch.old_logprobs = model_logprobs(model, batch)[0]
+        for parameter in parameters:
+            parameter.mul_(REFERENCE_SCALE)
+        batch.ref_logprobs = model_logprobs(model, batch)[0]
+        for parameter in parameters:
+            parameter.div_(REFERENCE_SCALE)
+    optimizer = torch.optim.AdamW(
+        [
+            # As megatron-core does it: norms and biases do not decay.
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": OPTIM["weight_decay"]},
+            {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
+        ],
+        betas=OPTIM["betas"],
+        eps=OPTIM["eps"],
+    )
+    stats = []
+    for update in range(updates):
+        optimizer.zero_grad()
+        loss, sums = LOSS(*model_logprobs(model, batch), batch)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, OPTIM["clip_grad"])
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(update)
+        optimizer.step()
+        numbers = {key: float(value) for key, value in sums.items()}
+        stats.append(numbers | {"grad_norm": float(norm), "lr": learning_rate(update)})
+    return stats
