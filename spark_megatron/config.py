@@ -313,16 +313,17 @@ def _check_model(config: Config) -> None:
         raise ConfigError(f"model.path={config.model.path} is not a model directory: {path} does not exist")
 
     def shape(key: str) -> int:
-        value = described.get(key) if isinstance(described, dict) else None
+        value = described.get(key)
         if not isinstance(value, int):
             raise ConfigError(f"model.path={config.model.path}: {path} has no {key}: give a Hugging Face model directory")
         return value
 
     try:
-        described = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"model.path={config.model.path}: {path} is not JSON: {error}") from error
-    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        described = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"model.path={config.model.path}: {path} holds no JSON object: {error}") from error
+    grouped = ("num_key_value_heads",) if "num_key_value_heads" in described else ()  # without it, one per head
+    for key in ("num_attention_heads", *grouped, "intermediate_size"):
         _divides("parallel.tensor", config.parallel.tensor, f"{key} (of {path})", shape(key))
     _divides("parallel.pipeline", config.parallel.pipeline, f"num_hidden_layers (of {path})", shape("num_hidden_layers"))
     longest = shape("max_position_embeddings")

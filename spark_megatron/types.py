@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -125,8 +125,8 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch with its tensors on ``device``."""
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Batch(**{name: x if x is None else x.to(device) for name, x in values.items()})
+        present = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        return Batch(**{name: x.to(device) for name, x in present.items()})
 
 
 Metrics = dict[str, float]

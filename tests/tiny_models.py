@@ -70,7 +70,9 @@ def load(directory: Path) -> Any:
 
 
 @torch.no_grad()
-def response_logprobs(model: Any, prompt: tuple[int, ...], response: tuple[int, ...], temperature: float) -> torch.Tensor:
+def response_logprobs(
+    model: Any, prompt: tuple[int, ...], response: tuple[int, ...], temperature: float
+) -> torch.Tensor:
     """[tokens of the response]: transformers' log-probs under softmax(logits / temperature)."""
     ids = torch.tensor([prompt + response])
     logprobs = (model(ids).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)

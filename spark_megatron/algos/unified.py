@@ -115,7 +115,7 @@ def is_max(key: str) -> bool:
     return key.startswith("max_")
 
 
-def mean_stats(stats: Mapping[str, torch.Tensor]) -> Metrics:
+def mean_stats(stats: Mapping[str, torch.Tensor | float]) -> Metrics:
     """Merged statistics as numbers, with each sum divided by its count; a mean over no token is left out."""
     numbers = {key: float(value) for key, value in stats.items()}
     means = {key: numbers[key] / numbers[n] for key, n in COUNT_OF.items() if key in numbers and numbers[n]}

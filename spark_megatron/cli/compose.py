@@ -8,10 +8,10 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from hydra.utils import get_class, get_method
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from spark_megatron.cli.nodes import check_nodes
 from spark_megatron.config import Config, ConfigError, nearest, parse
 from spark_megatron.paths import conf_dir
 
@@ -24,69 +24,69 @@ def compose_config(overrides: list[str]) -> DictConfig:
     """
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            _check_groups(overrides)
+            for override in overrides:
+                _check_override(override)
             return compose("config", overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explain(error, overrides)) from error
 
 
 def load(overrides: list[str]) -> tuple[DictConfig, Config]:
-    """Composed settings and their checked, typed form; every ``_target_`` in them exists."""
+    """Composed settings and their checked, typed form; the strategies in them can be built."""
     composed = compose_config(overrides)
     config = parse(composed)
-    _check_targets(OmegaConf.to_container(composed, resolve=True), "")
+    values = OmegaConf.to_container(composed, resolve=True)
+    assert isinstance(values, dict)
+    check_nodes(values)
     return composed, config
 
 
-def _choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+def groups() -> dict[str, list[str]]:
+    """The choices of every group of settings."""
+    folders = sorted(path for path in conf_dir().iterdir() if any(path.glob("*.yaml")))
+    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
 
 
-def _check_groups(overrides: list[str]) -> None:
-    """A group override must name one of the group's files."""
-    for override in OverridesParser.create().parse_overrides(overrides):
-        group = override.key_or_group.split("@")[0]
-        value = override.value()
-        if (conf_dir() / group).is_dir() and isinstance(value, str) and value not in _choices(group):
-            raise ConfigError(f"{group}={value} does not exist{nearest(value, _choices(group))}")
+def _check_override(override: str) -> None:
+    """One readable value per override, and for a group the name of one of its files."""
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        raise ConfigError(f"{override}: cannot be read; write name=value, with quotes around special signs") from error
+    name, choices = parsed.key_or_group, groups()
+    if not name:
+        raise ConfigError(f"{override}: a value needs a name before it, name=value")
+    if parsed.is_sweep_override():
+        raise ConfigError(f"{override}: give one value; a comma in a text needs quotes around it, '\"a,b\"'")
+    if name not in choices:
+        return
+    if parsed.is_delete():
+        raise ConfigError(f"{override}: {name} cannot be left out; valid are {', '.join(choices[name])}")
+    if parsed.value() not in choices[name]:
+        text = override.partition("=")[2]
+        raise ConfigError(f"{name}={text} does not exist{nearest(text, choices[name])}")
+    if parsed.is_add():
+        raise ConfigError(f"{override}: {name} is there already; write {name}={parsed.value()}")
 
 
 def _all_keys(node: object, prefix: str = "") -> list[str]:
     if not isinstance(node, dict):
         return [prefix]
-    return [prefix] * bool(prefix) + [k for key, v in node.items() for k in _all_keys(v, f"{prefix}.{key}" if prefix else key)]
+    inner = [key for name, value in node.items() for key in _all_keys(value, f"{prefix}.{name}" if prefix else name)]
+    return [prefix, *inner] if prefix else inner
 
 
 def _explain(error: Exception, overrides: list[str]) -> str:
-    """Hydra's message, and for an unknown key the nearest one that exists."""
-    unknown = re.search(r"Could not override '([^']+)'", str(error))
+    """Hydra's message on one line; for an unknown name the nearest one that exists."""
+    unknown = re.search(r"Could not (?:override|delete)(?: from config\.)? '([^'=]+)", str(error))
     if not unknown:
-        return str(error).splitlines()[0]
+        return " ".join(str(error).split())
     name = unknown[1]
-    known = [o for o in overrides if o.split("=")[0].lstrip("+~") != name and (conf_dir() / o.split("=")[0]).is_dir()]
+    given = next((o for o in overrides if o.lstrip("+~").partition("=")[0] == name), name)
+    chosen = [o for o in overrides if o.partition("=")[0] in groups() and o != given]
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        keys = _all_keys(OmegaConf.to_container(compose("config", known), resolve=False))
-    groups = [path.name for path in conf_dir().iterdir() if path.is_dir()]
-    value = next((o.partition("=")[2] for o in overrides if o.split("=")[0].lstrip("+~") == name), "")
-    return f"{name}={value}: there is no setting {name}{nearest(name, keys + groups)}"
-
-
-def _check_targets(node: object, prefix: str) -> None:
-    """Every ``_target_`` can be imported; ConfigError names the one that cannot."""
-    if isinstance(node, list):
-        for i, item in enumerate(node):
-            _check_targets(item, f"{prefix}[{i}]")
-    if not isinstance(node, dict):
-        return
-    for key, value in node.items():
-        _check_targets(value, f"{prefix}.{key}" if prefix else str(key))
-    if "_target_" in node:
-        target = node["_target_"]
-        find = get_class if target.rpartition(".")[2][:1].isupper() else get_method
-        try:
-            find(target)
-        except (ImportError, ValueError) as error:
-            raise ConfigError(f"{prefix}._target_={target} cannot be imported: {error}") from error
+        keys = _all_keys(OmegaConf.to_container(compose("config", chosen), resolve=False))
+    return f"{given}: there is no setting {name}{nearest(name, keys + list(groups()))}"
 
 
 def write_resolved(composed: DictConfig, directory: Path) -> Path:

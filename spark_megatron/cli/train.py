@@ -21,9 +21,12 @@ def main() -> None:
     """Entry point of the console script."""
     runtime.prepare_environment()
     _quiet_libraries()
-    overrides = sys.argv[1:]
+    options = {argument for argument in sys.argv[1:] if argument.startswith("-")}
+    overrides = [argument for argument in sys.argv[1:] if argument not in options]
     try:
-        if "RANK" in os.environ:
+        if options:
+            _obey(options, overrides)
+        elif "RANK" in os.environ:
             worker(overrides)
         else:
             from spark_megatron.cli import launch
@@ -31,6 +34,20 @@ def main() -> None:
             sys.exit(launch.launch(overrides))
     except ConfigError as error:
         sys.exit(f"spark-train: {error}")
+
+
+def _obey(options: set[str], overrides: list[str]) -> None:
+    """Print the help, or check the settings; nothing is started."""
+    from spark_megatron.cli import compose, usage
+
+    unknown = sorted(options - {"--help", "-h", "--check"})
+    if unknown:
+        raise ConfigError(f"{unknown[0]} is no option; there are --help and --check, all else is written name=value")
+    if options & {"--help", "-h"}:
+        print(usage.usage())
+    else:
+        config = compose.load(overrides)[1]
+        print(f"{config.name}: the settings can work ({config.parallel.ranks} ranks, {config.trainer.total_steps} steps)")
 
 
 def _quiet_libraries() -> None:

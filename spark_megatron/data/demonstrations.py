@@ -131,7 +131,9 @@ def _parse(question: str) -> tuple[int, list[int]]:
 
 
 def _response(values: list[int], boxed: str) -> str:
-    return " ".join([*map(str, values[1:]), f"\\boxed{{{boxed}}}"])
+    """The working and the box. Every number follows a space, so that a tokenizer has one token for it everywhere."""
+    space = "" if boxed.isalpha() else " "
+    return " " + " ".join([*map(str, values[1:]), f"\\boxed{{{space}{boxed}}}"])
 
 
 def _candidate(task: Task, answer: str, rng: random.Random) -> Candidate:

@@ -13,7 +13,9 @@ class _VocabParallelLogProbs(torch.autograd.Function):
     """log p(label) and the entropy of each position; the gradient flows through log p only."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, group: dist.ProcessGroup, temperature: float
+    ) -> tuple[Tensor, Tensor]:
         columns = logits.shape[-1]
         local = labels - group.rank() * columns
         here = (local >= 0) & (local < columns)
@@ -21,8 +23,9 @@ class _VocabParallelLogProbs(torch.autograd.Function):
 
         top = logits.amax(-1)
         dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
-        # The one copy of the logits: fp32 input must not be overwritten, since the graph may still need it.
-        shifted = (logits - top.unsqueeze(-1)).float()
+        # The one copy of the logits: fp32 input must not be overwritten, since the graph may still need it. bf16 input
+        # is subtracted and divided in fp32, as the sampler does it: at 8 bits both would move log-probs by some 0.05.
+        shifted = (logits - top.unsqueeze(-1).float()).div_(temperature)
         chosen = torch.where(here, shifted.gather(-1, index).squeeze(-1), 0.0)
         exps = shifted.exp()
         # Padded columns hold -inf: exp is 0 there, but 0 * -inf would be NaN.
@@ -32,18 +35,18 @@ class _VocabParallelLogProbs(torch.autograd.Function):
         chosen, total, weighted = sums.unbind(0)
         probs = exps.div_(total.unsqueeze(-1))
         ctx.save_for_backward(probs, here, index)
-        ctx.dtype = logits.dtype
+        ctx.dtype, ctx.temperature = logits.dtype, temperature
         log_total = total.log()
         entropy = log_total - weighted / total
         ctx.mark_non_differentiable(entropy)
         return chosen - log_total, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _entropy_grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor, _entropy_grad: Tensor) -> tuple[Tensor, None, None, None]:
         probs, here, index = ctx.saved_tensors
         grad_logits = probs.mul(-grad.unsqueeze(-1))
         grad_logits.scatter_add_(-1, index, (grad * here).unsqueeze(-1))
-        return grad_logits.to(ctx.dtype), None, None
+        return grad_logits.div_(ctx.temperature).to(ctx.dtype), None, None, None
 
 
 def vocab_parallel_logprobs(
@@ -64,7 +67,5 @@ def vocab_parallel_logprobs(
     if padded > 0:
         columns = torch.arange(start, start + logits.shape[-1], device=logits.device)
         logits = logits.masked_fill(columns >= vocab_size, float("-inf"))
-    if temperature != 1.0:
-        logits = logits / temperature
-    logprobs, entropy = _VocabParallelLogProbs.apply(logits, labels, group)
+    logprobs, entropy = _VocabParallelLogProbs.apply(logits, labels, group, temperature)
     return logprobs, entropy

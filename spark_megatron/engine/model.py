@@ -29,7 +29,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_unused: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel
+        setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (an attribute of megatron-core)
 
 
 class CausalAttention(MegatronModule):
@@ -46,8 +46,11 @@ class CausalAttention(MegatronModule):
         """query [s, b, heads, d], key and value [s, b, kv heads, d] -> [s, b, heads * d]."""
         if kwargs.get("packed_seq_params") is not None:
             raise ValueError("CausalAttention takes padded rows, not packed sequences")
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         out = torch.nn.functional.scaled_dot_product_attention(
-            *(x.permute(1, 2, 0, 3) for x in (query, key, value)),
+            q,
+            k,
+            v,
             is_causal=True,
             scale=self.softmax_scale,
             enable_gqa=query.shape[2] != key.shape[2],

@@ -44,9 +44,13 @@ class Hybrid:
     @contextlib.contextmanager
     def generating(self) -> Iterator[Sampler]:
         """The sampler, holding the trainer's current weights; handed over first where it holds others."""
+        self.synchronise()
+        yield self.sampler
+
+    def synchronise(self) -> None:
+        """Hand the weights over unless the sampler has them already. A collective."""
         if self.sampler.weight_version != self.engine.weight_version:
             self.hand_over()
-        yield self.sampler
 
     def hand_over(self) -> None:
         """Stream all weights into the sampler bucket by bucket, then compare both sides on the probe. A collective.

@@ -22,6 +22,7 @@ class Sink(Protocol):
 
     def record(self, step: int, kind: str, rows: Sequence[Row]) -> None:
         """Take the recorded groups of one step and task kind. Sinks of numbers alone ignore them."""
+        return None
 
     def close(self) -> None:
         """Flush and let go of everything."""

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra.utils import instantiate
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 

@@ -32,6 +32,8 @@ TokenWeight = Callable[[Mapping[Component, int]], Mapping[Component, float]]
 
 def rollouts(parts: Parts, cfg: Config, tasks: Sequence[Task], seed: tuple[object, ...], span: Clock) -> list[Group]:
     """n checked rollouts of each task from the current weights."""
+    with span("handoff"):
+        parts.hybrid.synchronise()
     with span("rollout"):
         return parts.sample(
             tasks,

@@ -30,7 +30,7 @@ def train(cfg: Config, parts: Parts) -> None:
     for step in range(cfg.trainer.total_steps):
         with parts.track.step(step + 1) as span:
             kl_coef = parts.kl_schedule.coef(step, cfg.trainer.total_steps)
-            weights = parts.weight_schedule.weights(step, cfg.trainer.total_steps)
+            weights = parts.weight_schedule.weights(step, cfg.trainer.total_steps) if one_step is joint else {}
             learn = partial(update, parts, cfg, reference=reference, kl_coef=kl_coef, span=span)
             groups, stats = one_step(cfg, parts, step, weights, learn, span)
             if "kl" in stats[0]:

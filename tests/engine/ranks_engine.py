@@ -14,14 +14,12 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from safetensors.torch import load_file
 
-from spark_megatron.engine import model as models
 from spark_megatron.engine import optim, platform
 from spark_megatron.engine.engine import Engine
 from spark_megatron.engine.optim import OptimSettings
 from spark_megatron.engine.parallel import Parallel
 from spark_megatron.engine.weights import stream
-from spark_megatron.engine.weights.stream import Placement, export_hf, load_hf
-from spark_megatron.engine.weights.table import table
+from spark_megatron.engine.weights.stream import export_hf
 from spark_megatron.types import Batch, Sample
 from tests import training_rows as step
 
@@ -40,21 +38,17 @@ def on_all_layouts(model_paths: dict[str, Path], out: Path, **single: Any) -> di
     for name, (tensor, pipeline) in LAYOUTS[dist.get_world_size()].items():
         with layout(tensor, pipeline) as parallel:
             answers[name] = {
-                model: {
-                    "weights": weights(parallel, path),
-                    "saved": save(parallel, path, out / f"{name}_{model}"),
-                    "training": training(parallel, path, MAX_TOKENS),
-                }
+                model: examine(engine_of(parallel, path), out / f"{name}_{model}")
                 for model, path in model_paths.items()
             }
             some = next(iter(model_paths.values()))
             if name == "single":
                 answers["once"] = once(parallel, model_paths, **single)
             if name == "tp2":
-                with mock.patch.object(stream, "set_tensor_model_parallel_attributes", lambda *args: None):
-                    answers["unmarked"] = training(parallel, some, MAX_TOKENS)["stats"][0]
+                with mock.patch.object(stream, "set_tensor_model_parallel_attributes"):
+                    answers["unmarked"] = training(engine_of(parallel, some), updates=1)["stats"][0]
             if name == "dp2":
-                answers["idle_rank"] = training(parallel, some, MAX_TOKENS, step.samples(1))
+                answers["idle_rank"] = training(engine_of(parallel, some), step.samples(1), updates=1)
     return answers
 
 
@@ -67,19 +61,25 @@ def layout(tensor: int, pipeline: int) -> Iterator[Parallel]:
         parallel_state.destroy_model_parallel()
 
 
-def weights(parallel: Parallel, path: Path) -> list[dict[str, Any]]:
-    """Load, then export with several bucket sizes, and compare bit by bit with the file."""
-    hf = models.read_config(path)
-    module = models.build(hf, parallel, torch.float32)
-    placement = Placement(table(hf), module, parallel, hf.num_hidden_layers)
-    load_hf(placement, path)
-    reference = load_file(path / "model.safetensors")
+def engine_of(parallel: Parallel, path: Path, dtype: torch.dtype = torch.float32) -> Engine:
+    return Engine(path, parallel, dtype, SETTINGS, bucket_bytes=60_000)
+
+
+def examine(engine: Engine, target: Path) -> dict[str, Any]:
+    exports = weights(engine)
+    engine.save_hf(target)
+    return {"weights": exports, "saved": target, "training": training(engine)}
+
+
+def weights(engine: Engine) -> list[dict[str, Any]]:
+    """What was loaded, exported with several bucket sizes and compared bit by bit with the file."""
+    reference = load_file(engine.directory / "model.safetensors")
     answers = []
-    for limit in (1, 60_000, 1 << 40):
+    for limit in (1, 200_000, 1 << 40):
         names: list[str] = []
         sizes: list[int] = []
         wrong: list[str] = []
-        for bucket in export_hf(placement, limit):
+        for bucket in export_hf(engine.placement, limit):
             sizes.append(sum(tensor.numel() * tensor.element_size() for _, tensor in bucket))
             names += [name for name, _ in bucket]
             wrong += [name for name, tensor in bucket if not torch.equal(tensor, reference[name])]
@@ -87,21 +87,12 @@ def weights(parallel: Parallel, path: Path) -> list[dict[str, Any]]:
     return answers
 
 
-def engine_of(parallel: Parallel, path: Path, dtype: torch.dtype = torch.float32) -> Engine:
-    return Engine(path, parallel, dtype, SETTINGS, bucket_bytes=60_000)
-
-
-def save(parallel: Parallel, path: Path, target: Path) -> Path:
-    engine_of(parallel, path).save_hf(target)
-    return target
-
-
 def training(
-    parallel: Parallel, path: Path, max_tokens: int, rows: Sequence[Sample] | None = None, updates: int = step.UPDATES
+    engine: Engine, rows: Sequence[Sample] | None = None, max_tokens: int = MAX_TOKENS, updates: int = step.UPDATES
 ) -> dict[str, Any]:
     """Some updates on this data rank's share of the rows: statistics, log-probs before, full weights after."""
-    engine = engine_of(parallel, path)
     rows = step.samples() if rows is None else rows
+    parallel = engine.parallel
     batches = step.batches_of(rows[parallel.data_rank :: parallel.layout.data], rows, max_tokens)
     before = engine.snapshot()
     old = engine.logprobs(batches, step.TEMPERATURE)
@@ -130,7 +121,9 @@ def once(parallel: Parallel, model_paths: dict[str, Path], broken: dict[str, Pat
     return {
         "refusals": {name: refusal(parallel, path) for name, path in broken.items()},
         "sharded": weights_equal(parallel, sharded, model_paths["llama"]),
-        "cuts": [training(parallel, some, max_tokens, updates=1)["stats"][0] for max_tokens in (1, 97, 1 << 20)],
+        "cuts": {
+            cut: training(engine_of(parallel, some), max_tokens=cut, updates=1)["stats"][0] for cut in (1, 97, 1 << 20)
+        },
         "bf16": bf16(parallel, some),
         "nan": nan_gradient(parallel, some),
         "learning_rates": learning_rates(),

@@ -22,6 +22,8 @@ def model() -> Path:
 
 def test_megatron_logits_equal_transformers(model: Path, tmp_path: Path) -> None:
     """On 10 prompts in fp32; 1e-3 leaves room for another order of summation over 30 layers."""
-    (differences,) = distributed.run(1, "tests.engine.ranks_smollm2:logit_differences", tmp_path / "job", model=model, texts=QUESTIONS)
+    (differences,) = distributed.run(
+        1, "tests.engine.ranks_smollm2:logit_differences", tmp_path / "job", model=model, texts=QUESTIONS
+    )
     assert len(differences) == 10
     assert max(differences) <= 1e-3

@@ -1,0 +1,117 @@
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from spark_megatron.cli.compose import compose_config, groups, load, write_resolved
+from spark_megatron.config import Config, ConfigError
+from spark_megatron.paths import conf_dir
+from tests.settings import save_shape
+
+CHOICES = [
+    (folder.name, file.stem)
+    for folder in sorted(conf_dir().iterdir())
+    if folder.is_dir()
+    for file in sorted(folder.glob("*.yaml"))
+]
+
+
+@pytest.fixture
+def shape(tmp_path: Path) -> str:
+    return f"model.path={save_shape(tmp_path / 'shape')}"
+
+
+def refusal(*overrides: str) -> str:
+    """The one line with which the overrides are refused."""
+    with pytest.raises(ConfigError) as caught:
+        compose_config(list(overrides))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{g}={c}" for g, c in CHOICES])
+def test_every_file_of_every_group_can_be_chosen(group: str, choice: str, shape: str) -> None:
+    composed, config = load([f"{group}={choice}", shape])
+    assert isinstance(config, Config)
+    if group == "experiment":
+        assert config.name == choice
+        return
+    # What the file itself says is what arrives (but for the model's path, given above).
+    said = yaml.safe_load((conf_dir() / group / f"{choice}.yaml").read_text())
+    said.pop("defaults", None)
+    said.pop("path", None)
+    assert OmegaConf.merge(composed[group], OmegaConf.create(said)) == composed[group]
+
+
+def test_every_group_has_a_default_and_every_file_is_in_a_group() -> None:
+    defaults = yaml.safe_load((conf_dir() / "config.yaml").read_text())["defaults"]
+    named = {group for entry in defaults if isinstance(entry, dict) for group in entry}
+    assert named == set(groups())
+    assert {(group, choice) for group, names in groups().items() for choice in names} == set(CHOICES)
+    others = {file for file in conf_dir().rglob("*.yaml") if file.parent.parent != conf_dir()}
+    assert others == {conf_dir() / "config.yaml"}
+
+
+def test_an_experiment_yields_to_the_command_line(shape: str) -> None:
+    _, config = load(["experiment=sft_tiny", "optim.lr=0.5", "trainer=spark", "kl_schedule=cosine", shape])
+    assert config.name == "sft_tiny"
+    assert config.optim.lr == 0.5
+    assert config.optim.decay == "cosine"
+    assert config.trainer.loop["_target_"] == "spark_megatron.trainers.spark.train"
+    assert config.kl_schedule["_target_"].endswith("Cosine")
+
+
+REFUSED = {
+    "trainer.totl_steps=5": "trainer.totl_steps=5: there is no setting trainer.totl_steps; "
+    "did you mean trainer.total_steps?",
+    "total_steps=5": "total_steps=5: there is no setting total_steps; did you mean trainer.total_steps?",
+    "lr=1": "lr=1: there is no setting lr; did you mean optim.lr?",
+    "advantage.epss=1": "advantage.epss=1: there is no setting advantage.epss; did you mean advantage.eps?",
+    "data.source.parms.max_terms=3": "data.source.parms.max_terms=3: there is no setting "
+    "data.source.parms.max_terms; did you mean data.source.params.max_terms?",
+    "~trainer.totl_steps": "~trainer.totl_steps: there is no setting trainer.totl_steps; "
+    "did you mean trainer.total_steps?",
+    "kl_shedule=cosine": "kl_shedule=cosine: there is no setting kl_shedule; did you mean kl_schedule?",
+    "kl_schedule=cosin": "kl_schedule=cosin does not exist; did you mean cosine?",
+    "experiment=spark_tinyy": "experiment=spark_tinyy does not exist; did you mean spark_tiny?",
+    "+experiment=spark_tiny": "+experiment=spark_tiny: experiment is there already; write experiment=spark_tiny",
+    "trainer=5": "trainer=5 does not exist; valid are sft, spark",
+    "trainer=null": "trainer=null does not exist; valid are sft, spark",
+    "parallel=[tp2,pp2]": "parallel=[tp2,pp2] does not exist; did you mean tp2?",
+    "~kl_schedule": "~kl_schedule: kl_schedule cannot be left out; "
+    "valid are adaptive, constant, cosine, linear, warmup",
+    "kl_schedule=constant,cosine": "kl_schedule=constant,cosine: give one value; "
+    "a comma in a text needs quotes around it, '\"a,b\"'",
+    "seed=1,2": "seed=1,2: give one value; a comma in a text needs quotes around it, '\"a,b\"'",
+    "seed": "seed: cannot be read; write name=value, with quotes around special signs",
+    "name=${seed": "name=${seed: cannot be read; write name=value, with quotes around special signs",
+    "=5": "=5: a value needs a name before it, name=value",
+}
+
+
+@pytest.mark.parametrize(("override", "message"), REFUSED.items(), ids=REFUSED)
+def test_overrides_that_name_nothing(override: str, message: str) -> None:
+    assert refusal(override) == message
+
+
+def test_the_nearest_name_is_sought_among_the_chosen_groups() -> None:
+    message = "kl_schedule.strt=1: there is no setting kl_schedule.strt; did you mean kl_schedule.start?"
+    assert refusal("kl_schedule=cosine", "kl_schedule.strt=1") == message
+    assert "kl_schedule.value" in refusal("kl_schedule.strt=1")
+
+
+def test_overrides_are_read_before_anything_is_composed(shape: str) -> None:
+    assert refusal("experiment=sft_tiny", shape, "kl_schedule=cosin").startswith("kl_schedule=cosin does not exist")
+
+
+def test_resolved_settings_compose_again(tmp_path: Path, shape: str) -> None:
+    composed, config = load([shape, "seed=3", f"run_dir={tmp_path}"])
+    path = write_resolved(composed, tmp_path)
+    assert path == tmp_path / "config.yaml"
+    written = yaml.safe_load(path.read_text())
+    assert written["seed"] == 3
+    assert written["eval"]["max_new_tokens"] == config.rollout.max_new_tokens
+    assert "$" not in path.read_text()
+    assert written == OmegaConf.to_container(composed, resolve=True)

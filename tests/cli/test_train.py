@@ -1,0 +1,94 @@
+"""The command line up to the point where ranks would start."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_megatron.cli.compose import groups
+from spark_megatron.cli.launch import make_run_dir, provenance
+from spark_megatron.config import ConfigError
+from tests.settings import save_shape
+
+ROOT = Path(__file__).parents[2]
+
+
+def spark_train(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "spark_megatron.cli.train", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("trainer.totl_steps=5", "trainer.totl_steps=5: there is no setting trainer.totl_steps; did you mean "
+         "trainer.total_steps?"),
+        ("rollout.samples_per_task=1", "rollout.samples_per_task=1: a group needs at least 2 rollouts, or every "
+         "advantage is 0"),
+        ("recycle.pairwise_prob=2", "recycle.pairwise_prob=2: must lie in [0, 1]"),
+        ("--multirun", "--multirun is no option; there are --help and --check, all else is written name=value"),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_ends_in_one_line_before_anything_is_written(
+    tmp_path: Path, override: str, line: str
+) -> None:
+    model, run_dir = save_shape(tmp_path / "shape"), tmp_path / "run"
+    done = spark_train(f"model.path={model}", f"run_dir={run_dir}", override)
+    assert done.returncode == 1
+    assert done.stderr == f"spark-train: {line}\n"
+    assert done.stdout == ""
+    assert not run_dir.exists()
+
+
+def test_results_of_another_run_are_left_alone(tmp_path: Path) -> None:
+    model, run_dir = save_shape(tmp_path / "shape"), tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "metrics.jsonl").write_text("{}\n")
+    done = spark_train(f"model.path={model}", f"run_dir={run_dir}")
+    assert done.returncode == 1
+    line = f"run_dir={run_dir} already holds a run: choose another run_dir or remove it"
+    assert done.stderr == f"spark-train: {line}\n"
+    assert [path.name for path in run_dir.iterdir()] == ["metrics.jsonl"]
+    assert (run_dir / "metrics.jsonl").read_text() == "{}\n"
+
+
+def test_a_run_dir_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file/run cannot be made \(Not a directory\): choose a writable directory"):
+        make_run_dir(tmp_path / "file" / "run")
+    make_run_dir(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_help_lists_groups_and_experiments() -> None:
+    done = spark_train("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("spark-train: ")
+    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith("  ")]
+    listed = {words[0]: words[1] for words in lines if len(words) == 2}
+    choices = groups()
+    for experiment in choices.pop("experiment"):
+        assert len(listed[experiment]) > 20
+    for group, names in choices.items():
+        assert listed[group] == ", ".join(names)
+
+
+def test_check_starts_and_writes_nothing(tmp_path: Path) -> None:
+    model, run_dir = save_shape(tmp_path / "shape"), tmp_path / "run"
+    settings = (f"model.path={model}", f"run_dir={run_dir}", "experiment=spark_tiny", "trainer.total_steps=5")
+    done = spark_train("--check", *settings, "parallel=pp2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "spark_tiny: the settings can work (2 ranks, 5 steps)\n"
+    assert not run_dir.exists()
+    done = spark_train("--check", *settings, "seed=1.5")
+    assert done.returncode == 1
+    assert done.stderr == "spark-train: seed=1.5 must be a whole number\n"
+
+
+def test_provenance_names_revision_and_versions() -> None:
+    found = provenance()
+    assert set(found) == {"git", "python", "packages"}
+    packages = found["packages"]
+    assert isinstance(packages, dict)
+    assert set(packages) >= {"torch", "megatron-core", "transformers", "hydra-core"}

@@ -1,0 +1,217 @@
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from spark_megatron.config import Config, ConfigError, nearest, parse, setting_names, shown
+from tests.settings import save_shape, typed
+
+
+def refusal(directory: Path, *overrides: str) -> str:
+    """The one line with which the settings are refused."""
+    with pytest.raises(ConfigError) as caught:
+        typed(directory, *overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_settings_arrive_with_their_types(tmp_path: Path) -> None:
+    config = typed(tmp_path, "optim.lr=1", "trainer.total_steps=7", "objective.status_rewards.timeout=null")
+    assert isinstance(config, Config)
+    assert (config.optim.lr, type(config.optim.lr)) == (1.0, float)
+    assert (config.trainer.total_steps, type(config.trainer.total_steps)) == (7, int)
+    assert config.optim.betas == (0.9, 0.95)
+    assert config.objective.status_rewards.timeout is None
+    assert config.objective.pointwise.mode == "rl"
+    assert config.eval.max_new_tokens == config.rollout.max_new_tokens
+    assert config.advantage["_target_"] == "spark_megatron.algos.advantages.ZScore"
+
+
+UNKNOWN = {
+    "+trainer.totl_steps=5": "trainer.totl_steps=5: there is no setting trainer.totl_steps; "
+    "did you mean trainer.total_steps?",
+    "++optim.bettas=[1,2]": "optim.bettas=[1, 2]: there is no setting optim.bettas; did you mean optim.betas?",
+    "+objective.pointwise.mod=rl": "objective.pointwise.mod=rl: there is no setting objective.pointwise.mod; "
+    "did you mean objective.pointwise.mode?",
+    "+lr=1": "lr=1: there is no setting lr; did you mean optim.lr?",
+    "+trainer.lr=1": "trainer.lr=1: there is no setting trainer.lr; did you mean optim.lr?",
+    "+optimm.lr=1": "optimm.lr=1: there is no setting optimm.lr; did you mean optim.lr?",
+    "+kl_shedule=cosine": "kl_shedule=cosine: there is no setting kl_shedule; did you mean kl_schedule?",
+}
+
+
+@pytest.mark.parametrize(("override", "message"), UNKNOWN.items(), ids=UNKNOWN)
+def test_an_added_name_that_does_not_exist(tmp_path: Path, override: str, message: str) -> None:
+    assert refusal(tmp_path, override) == message
+
+
+def test_a_name_like_no_other_gets_the_names_beside_it(tmp_path: Path) -> None:
+    start = "new.key=1: there is no setting new.key; valid are advantage, data, demonstrations, "
+    assert refusal(tmp_path, "+new.key=1").startswith(start)
+    message = refusal(tmp_path, "+model.qqqqqqqqqqqq=1")
+    assert message == (
+        "model.qqqqqqqqqqqq=1: there is no setting model.qqqqqqqqqqqq; valid are model.dtype, model.path"
+    )
+
+
+MISSING = {
+    "trainer.total_steps=???": "trainer.total_steps",
+    "~trainer.total_steps": "trainer.total_steps",
+    "~objective.pointwise.mode": "objective.pointwise.mode",
+    "~optim.betas": "optim.betas",
+    "~seed": "seed",
+}
+
+
+@pytest.mark.parametrize(("override", "name"), MISSING.items(), ids=MISSING)
+def test_a_missing_value(tmp_path: Path, override: str, name: str) -> None:
+    assert refusal(tmp_path, override) == f"{name} is missing: give it a value, {name}=..."
+
+
+WRONG = {
+    "trainer.total_steps=abc": "trainer.total_steps='abc' must be a whole number",
+    "trainer.total_steps='5'": "trainer.total_steps='5' must be a whole number",
+    "trainer.total_steps=1.5": "trainer.total_steps=1.5 must be a whole number",
+    "trainer.total_steps=true": "trainer.total_steps=true must be a whole number",
+    "trainer.total_steps=null": "trainer.total_steps=null must be a whole number",
+    "optim.lr=abc": "optim.lr='abc' must be a number",
+    "optim.lr=true": "optim.lr=true must be a number",
+    "objective.pool_size=many": "objective.pool_size='many' must be a whole number",
+    "objective.status_rewards.timeout=never": "objective.status_rewards.timeout='never' must be a number",
+    "name=5": "name=5 must be a text",
+    "optim.betas=[0.9]": "optim.betas=[0.9] must be a list of 2 values",
+    "optim.betas=[0.9,high]": "optim.betas[1]='high' must be a number",
+    "optim.decay=cosin": "optim.decay=cosin is not a choice; did you mean cosine?",
+    "model.dtype=fp8": "model.dtype=fp8 is not a choice; valid are bf16, fp32",
+    "objective.pairwise.mode=supervise": "objective.pairwise.mode=supervise is not a choice; did you mean supervised?",
+    "trainer.loop=5": "trainer.loop=5 must be a mapping (a node with _target_)",
+    "objective.pointwise=rl": "objective.pointwise=rl must be a group of settings, such as objective.pointwise.mode",
+    "name=${nope}": "name: Interpolation key 'nope' not found",
+}
+
+
+@pytest.mark.parametrize(("override", "message"), WRONG.items(), ids=WRONG)
+def test_a_value_of_another_type(tmp_path: Path, override: str, message: str) -> None:
+    assert refusal(tmp_path, override) == message
+
+
+OUT_OF_RANGE = {
+    "rollout.samples_per_task=1": "rollout.samples_per_task=1: a group needs at least 2 rollouts, or every "
+    "advantage is 0",
+    "data.heldout_share=0": "data.heldout_share=0.0 must lie between 0 and 1",
+    "data.heldout_share=1": "data.heldout_share=1.0 must lie between 0 and 1",
+    "data.heldout_share=nan": "data.heldout_share=nan must lie between 0 and 1",
+    "trainer.total_steps=0": "trainer.total_steps=0 must be greater than 0",
+    "trainer.total_steps=-1": "trainer.total_steps=-1 must be a finite number, 0 or more",
+    "optim.lr=nan": "optim.lr=nan must be a finite number, 0 or more",
+    "optim.lr=inf": "optim.lr=inf must be a finite number, 0 or more",
+    "optim.betas=[0.9,1.0]": "optim.betas[1]=1.0 must lie in [0, 1)",
+    "trainer.eval_every=-1": "trainer.eval_every=-1 must be a finite number, 0 or more",
+}
+
+
+@pytest.mark.parametrize(("override", "message"), OUT_OF_RANGE.items(), ids=OUT_OF_RANGE)
+def test_a_value_out_of_range(tmp_path: Path, override: str, message: str) -> None:
+    assert refusal(tmp_path, override) == message
+
+
+CONTRADICTIONS = {
+    "optim.lr=1e-4 optim.min_lr=1e-3": "optim.min_lr=0.001 is greater than optim.lr=0.0001",
+    "parallel.ranks=3 parallel.tensor=2": "parallel.tensor * parallel.pipeline=2 does not divide parallel.ranks=3: "
+    "choose values that divide",
+    "parallel=single parallel.ranks=3 trainer.tasks_per_step=64": "parallel.ranks=3 does not divide "
+    "trainer.tasks_per_step=64: choose values that divide",
+    "trainer.tasks_per_step=64 objective.pool_size=63": "objective.pool_size=63 is smaller than "
+    "trainer.tasks_per_step=64: the pool could never fill a reward period",
+    "recycle.judge_verifier=choise": "recycle.judge_verifier=choise is no key of verifiers; did you mean choice?",
+    "data.source.verifier=latex": "data.source.verifier=latex is no key of verifiers; valid are choice, math",
+    "demonstrations.judge_verifier=coice": "demonstrations.judge_verifier=coice is no key of verifiers; "
+    "did you mean choice?",
+}
+
+
+@pytest.mark.parametrize(("overrides", "message"), CONTRADICTIONS.items(), ids=CONTRADICTIONS)
+def test_contradictions_name_both_sides(tmp_path: Path, overrides: str, message: str) -> None:
+    assert refusal(tmp_path, *overrides.split()) == message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "shape", "message"),
+    [
+        (
+            "parallel.ranks=3 parallel.tensor=3 trainer.tasks_per_step=3",
+            {"num_attention_heads": 9},
+            "parallel.tensor=3 does not divide num_key_value_heads (of {file})=2: choose values that divide",
+        ),
+        (
+            "parallel=tp2",
+            {"num_attention_heads": 3},
+            "parallel.tensor=2 does not divide num_attention_heads (of {file})=3: choose values that divide",
+        ),
+        (
+            "parallel=tp2",
+            {"intermediate_size": 65},
+            "parallel.tensor=2 does not divide intermediate_size (of {file})=65: choose values that divide",
+        ),
+        (
+            "parallel=pp2",
+            {"num_hidden_layers": 5},
+            "parallel.pipeline=2 does not divide num_hidden_layers (of {file})=5: choose values that divide",
+        ),
+        (
+            "rollout.max_new_tokens=30",
+            {"max_position_embeddings": 30},
+            "rollout.max_new_tokens=30 leaves no room for a prompt: the model takes 30 tokens "
+            "(max_position_embeddings of {file})",
+        ),
+        (
+            "seed=0",
+            {"num_hidden_layers": None},
+            "model.path={folder}: {file} has no num_hidden_layers: give a Hugging Face model directory",
+        ),
+    ],
+)
+def test_the_model_must_fit(tmp_path: Path, overrides: str, shape: dict[str, int | None], message: str) -> None:
+    folder = save_shape(tmp_path / "other", **shape)
+    said = refusal(tmp_path, *overrides.split(), f"model.path={folder}")
+    assert said == message.format(folder=folder, file=folder / "config.json")
+
+
+def test_a_model_without_grouped_heads_has_one_per_head(tmp_path: Path) -> None:
+    folder = save_shape(tmp_path / "other", num_key_value_heads=None)
+    assert typed(tmp_path, f"model.path={folder}", "parallel=tp2").parallel.tensor == 2
+
+
+@pytest.mark.parametrize("content", [None, "{", "[1]"])
+def test_a_folder_without_a_model(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    message = refusal(tmp_path, f"model.path={tmp_path}")
+    assert message.startswith(f"model.path={tmp_path}")
+    assert str(tmp_path / "config.json") in message
+
+
+def test_a_group_that_is_no_mapping() -> None:
+    with pytest.raises(ConfigError, match=r"^model=5 must be a group of settings, such as model\.path$"):
+        parse(OmegaConf.create(dict.fromkeys(Config.__dataclass_fields__, "x") | {"seed": 0, "model": 5}))
+
+
+def test_nearest_names() -> None:
+    valid = ["seed", "optim", "optim.lr", "optim.min_lr", "eval", "eval.items"]
+    assert nearest("optim.lrr", valid) == "; did you mean optim.lr?"
+    assert nearest("lr", valid) == "; did you mean optim.lr?"
+    assert nearest("optim.lr.x", valid) == "; did you mean optim.min_lr?"
+    assert nearest("eval.qqqq", valid) == "; valid are eval.items"
+    assert nearest("zzz", valid) == "; valid are eval, optim, seed"
+
+
+def test_all_names_of_settings() -> None:
+    names = list(setting_names())
+    assert len(names) == len(set(names))
+    assert {"seed", "optim", "optim.lr", "objective.pointwise.mode", "trainer.loop"} <= set(names)
+
+
+def test_values_are_shown_as_in_yaml_and_on_a_line() -> None:
+    assert [shown(value) for value in (None, True, 1.5, "text", [1, 2])] == ["null", "true", "1.5", "text", "[1, 2]"]
+    assert shown("x" * 200) == "x" * 77 + "..."

@@ -1,0 +1,74 @@
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from spark_megatron import runtime
+
+
+def test_combine_adds_and_takes_the_largest_of_maxima() -> None:
+    parts = [{"tokens": 3.0, "max_error": 0.5, "kl": -1.0}, {"tokens": 4.0, "max_error": 0.25, "loss": 2.0}]
+    assert runtime.combine(parts) == {"tokens": 7.0, "max_error": 0.5, "kl": -1.0, "loss": 2.0}
+    assert runtime.combine(reversed(parts)) == runtime.combine(parts)
+    assert runtime.combine([]) == {}
+
+
+def test_combine_of_negative_maxima() -> None:
+    assert runtime.combine([{"max_gap": -3.0}, {"max_gap": -2.0}]) == {"max_gap": -2.0}
+
+
+def test_combine_leaves_its_arguments_alone() -> None:
+    first = {"tokens": 1.0}
+    runtime.combine([first, {"tokens": 2.0}])
+    assert first == {"tokens": 1.0}
+
+
+def test_outside_of_a_job_there_is_one_rank() -> None:
+    assert (runtime.rank(), runtime.world_size()) == (0, 1)
+    assert runtime.gather("item") == ["item"]
+    assert runtime.broadcast_from_zero("item") == "item"
+
+
+def test_rank_zero_speaks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime.say("hello")
+    assert capsys.readouterr().err == "hello\n"
+    monkeypatch.setattr(runtime, "rank", lambda: 1)
+    runtime.say("hello")
+    assert capsys.readouterr().err == ""
+
+
+def test_seeding_repeats_the_draws_of_all_generators() -> None:
+    def draws() -> tuple[float, float, float]:
+        runtime.seed_all(3)
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    with runtime.rng_preserved():
+        assert draws() == draws()
+
+
+def test_random_states_are_restored_also_after_an_error() -> None:
+    def draws() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    def drawn_after_a_failure() -> tuple[float, float, float]:
+        with pytest.raises(KeyError), runtime.rng_preserved():
+            runtime.seed_all(7)
+            raise KeyError
+        return draws()
+
+    with runtime.rng_preserved():
+        runtime.seed_all(1)
+        expected = draws()
+        runtime.seed_all(1)
+        assert drawn_after_a_failure() == expected
+
+
+def test_variables_that_are_set_are_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    monkeypatch.setenv("VLLM_NO_USAGE_STATS", "0")
+    monkeypatch.delenv("VLLM_NO_USAGE_STATS")
+    runtime.prepare_environment()
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
+    assert os.environ["VLLM_NO_USAGE_STATS"] == "1"

@@ -1,0 +1,144 @@
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_megatron import runtime
+from spark_megatron.config import Config
+from spark_megatron.recycle.pool import Pool
+from spark_megatron.tracking.recorder import Recorder
+from spark_megatron.tracking.sinks import JsonlSink
+from spark_megatron.tracking.tracker import Tracker
+from spark_megatron.trainers import progress
+from spark_megatron.types import EvalResult, Group, Interval, Rollout, Task, Verdict
+from tests.settings import typed
+
+BEFORE = EvalResult(
+    solve=Interval(0.25, (0.1, 0.5), 20),
+    judge_one=Interval(0.5, (0.3, 0.7), 20),
+    judge_pair=Interval(0.625, (0.4, 0.8), 20),
+    reflect=Interval(0.3, (0.15, 0.5), 20),
+    counts={"solve/ok": 19, "solve/unparsed": 1},
+)
+AFTER = EvalResult(*[Interval(0.75, (0.5, 0.9), 20)] * 4, counts={"solve/ok": 20})
+
+
+@pytest.fixture
+def cfg(tmp_path: Path) -> Config:
+    (tmp_path / "run").mkdir()
+    return typed(tmp_path, "eval.max_new_tokens=7", "objective.status_rewards.unparsed=-0.5")
+
+
+def test_evaluations_are_kept_side_by_side(cfg: Config) -> None:
+    path = Path(cfg.run_dir) / "eval.json"
+    progress.write_evaluation(cfg, "before", BEFORE)
+    before = {
+        "solve": {"acc": 0.25, "ci": [0.1, 0.5], "n": 20},
+        "judge_one": {"acc": 0.5, "ci": [0.3, 0.7], "n": 20},
+        "judge_pair": {"acc": 0.625, "ci": [0.4, 0.8], "n": 20},
+        "reflect": {"acc": 0.3, "ci": [0.15, 0.5], "n": 20},
+        "counts": {"solve/ok": 19, "solve/unparsed": 1},
+    }
+    assert json.loads(path.read_text()) == {"before": before}
+    progress.write_evaluation(cfg, "after", AFTER)
+    same = {"acc": 0.75, "ci": [0.5, 0.9], "n": 20}
+    after = {**dict.fromkeys(("solve", "judge_one", "judge_pair", "reflect"), same), "counts": {"solve/ok": 20}}
+    assert json.loads(path.read_text()) == {"before": before, "after": after}
+
+
+def test_only_rank_zero_writes(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "rank", lambda: 1)
+    progress.write_evaluation(cfg, "before", BEFORE)
+    assert not (Path(cfg.run_dir) / "eval.json").exists()
+
+
+def test_evaluation_is_greedy_and_asks_nothing_about_nothing(cfg: Config) -> None:
+    asked: list[tuple[int, dict[str, Any]]] = []
+
+    def sample(tasks: Sequence[Task], **settings: Any) -> list[Group]:
+        asked.append((len(tasks), settings))
+        return []
+
+    def run(sample: Any) -> EvalResult:
+        assert sample([]) == []
+        sample([Task("q", "solve", "p", "1", "math", "p")] * 3)
+        return BEFORE
+
+    parts: Any = SimpleNamespace(sample=sample, suite=SimpleNamespace(run=run))
+    assert progress.evaluate(parts, cfg) is BEFORE
+    assert asked == [(3, {"n": 1, "temperature": 0.0, "max_new_tokens": 7, "seed": ("eval",)})]
+
+
+def checked(kind: Any, *verdicts: Verdict) -> Group:
+    rollouts = tuple(Rollout((i, 3), (-0.1, -0.2), f"text {i}", "stop", 0) for i in range(len(verdicts)))
+    return Group(Task(f"{kind}1", kind, "prompt", "8", "math", "question"), (1, 2), rollouts, verdicts)
+
+
+def logged(cfg: Config, groups: list[Group], stats: list[dict[str, float]], error: float) -> dict[str, Any]:
+    run_dir = Path(cfg.run_dir)
+    track = Tracker(
+        sinks=[JsonlSink(path=run_dir / "metrics.jsonl")],
+        recorder=Recorder(path=run_dir / "rollouts.jsonl", groups=4),
+        total_steps=2,
+    )
+    pool = Pool(max_size=None)
+    pool.add([groups[0].task] * 3)
+    parts: Any = SimpleNamespace(track=track, pool=pool, hybrid=SimpleNamespace(last_error=error))
+    with track.step(1):
+        progress.log_step(parts, cfg, groups, stats, {"policy": 1.0, "kl": 0.01})
+    track.close()
+    (row,) = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    assert isinstance(row, dict)
+    return row
+
+
+def test_a_step_tells_of_rollouts_updates_and_weights(cfg: Config) -> None:
+    groups = [
+        checked("solve", Verdict("ok", 1.0, "8"), Verdict("unparsed")),
+        checked("judge_one", Verdict("ok", 1.0, "Yes"), Verdict("ok", 1.0, "Yes")),
+    ]
+    stats = [
+        {"loss": 0.5, "kl": 0.1, "mismatch": 0.02, "max_mismatch": 0.3},
+        {"loss": -0.25, "kl": 0.2, "mismatch": 0.04, "max_mismatch": 0.1},
+    ]
+    row = logged(cfg, groups, stats, error=2e-5)
+    expected = {
+        "reward/solve": 0.25,  # the unread one earns what objective.status_rewards says
+        "reward/judge_one": 1.0,
+        "status/solve/unparsed": 1,
+        "groups/flat_share": 0.5,
+        "policy/loss": 0.5,
+        "policy/kl": 0.1,
+        "reward_period/loss": -0.25,
+        "reward_period/kl": 0.2,
+        "mismatch/mean_abs": 0.03,
+        "mismatch/max_abs": 0.3,
+        "weights/policy": 1.0,
+        "weights/kl": 0.01,
+        "pool/size": 3.0,
+        "handoff/probe_max_abs": 2e-5,
+    }
+    assert {name: row[name] for name in expected} == pytest.approx(expected)
+    assert not [name for name in row if "mismatch" in name and not name.startswith("mismatch/")]
+    recorded = [json.loads(line) for line in (Path(cfg.run_dir) / "rollouts.jsonl").read_text().splitlines()]
+    assert len(recorded) >= 2
+
+
+def test_a_step_without_a_reward_period_or_sampled_tokens(cfg: Config) -> None:
+    row = logged(cfg, [checked("solve", Verdict("ok", 1.0, "8"))], [{"loss": 0.5}], error=math.nan)
+    assert row["policy/loss"] == 0.5
+    assert row["handoff/probe_max_abs"] is None
+    assert not [name for name in row if name.startswith(("reward_period/", "mismatch/"))]
+
+
+def test_an_evaluation_between_steps_is_logged(cfg: Config) -> None:
+    metrics: dict[str, float] = {}
+    parts: Any = SimpleNamespace(
+        sample=None, suite=SimpleNamespace(run=lambda _: BEFORE), track=SimpleNamespace(log=metrics.update)
+    )
+    progress.log_evaluation(parts, cfg)
+    assert metrics == {"eval/solve": 0.25, "eval/judge_one": 0.5, "eval/judge_pair": 0.625, "eval/reflect": 0.3}
