@@ -96,6 +96,7 @@ class OptimConfig:
     lr: float
     min_lr: float
     decay: Literal["constant", "linear", "cosine"]
+    decay_updates: int | None
     warmup_updates: int
     weight_decay: float
     betas: tuple[float, float]
@@ -148,18 +149,22 @@ class Config:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """"; did you mean X?" for the closest valid (dotted) name, or a list of its neighbours when nothing is close.
+    """The end of a message, "; did you mean X?", with the closest of the valid (dotted) names, or a list of them.
 
-    A name that differs only in its group comes first; the groups that ``name`` already has are no answer.
+    The same last part in another group comes first, then a similar one in the same group, then a similar full name.
     """
     names = sorted({v for v in valid if not f"{name}.".startswith(f"{v}.")})
     parent, _, last = name.rpartition(".")
     namesakes = [v for v in names if v.rpartition(".")[2] == last]
-    close = difflib.get_close_matches(name, namesakes or names, 1, cutoff=0.0 if namesakes else 0.6)
+    siblings = {v.rpartition(".")[2]: v for v in names if v.rpartition(".")[0] == parent}
+    close = (
+        difflib.get_close_matches(name, namesakes, 1, cutoff=0.0)
+        or [siblings[key] for key in difflib.get_close_matches(last, siblings, 1)]
+        or ([] if parent and siblings else difflib.get_close_matches(name, names, 1))
+    )
     if close:
         return f"; did you mean {close[0]}?"
-    neighbours = [v for v in names if v.rpartition(".")[0] == parent] or [v for v in names if "." not in v]
-    return f"; valid are {', '.join(neighbours)}"
+    return f"; valid are {', '.join(siblings.values() or [v for v in names if '.' not in v])}"
 
 
 def setting_names(schema: Any = Config, prefix: str = "") -> Iterator[str]:
@@ -210,7 +215,9 @@ def convert(value: Any, kind: Any, name: str) -> Any:
 
 def _build(values: Any, schema: Any, prefix: str) -> Any:
     if not isinstance(values, dict):
-        raise ConfigError(f"{prefix}={shown(values)} must be a group of settings, such as {prefix}.{fields(schema)[0].name}")
+        raise ConfigError(
+            f"{prefix}={shown(values)} must be a group of settings, such as {prefix}.{fields(schema)[0].name}"
+        )
     hints = typing.get_type_hints(schema)
     dotted = f"{prefix}." if prefix else ""
     for key, value in values.items():
@@ -263,6 +270,8 @@ def _check_ranges(config: Config) -> None:
             raise ConfigError(f"{name}={value} must be a finite number, 0 or more")
         if value == 0 and name in _POSITIVE:
             raise ConfigError(f"{name}={value} must be greater than 0")
+    if config.optim.decay_updates is not None and config.optim.decay_updates <= 0:
+        raise ConfigError(f"optim.decay_updates={config.optim.decay_updates} must be greater than 0, or null")
     for index, beta in enumerate(config.optim.betas):
         if not 0 <= beta < 1:
             raise ConfigError(f"optim.betas[{index}]={beta} must lie in [0, 1)")
@@ -279,7 +288,9 @@ def check(config: Config) -> None:
     """Values out of range and contradictions between settings; ConfigError names both sides."""
     _check_ranges(config)
     parallel, trainer, rollout, objective = config.parallel, config.trainer, config.rollout, config.objective
-    _divides("parallel.tensor * parallel.pipeline", parallel.tensor * parallel.pipeline, "parallel.ranks", parallel.ranks)
+    _divides(
+        "parallel.tensor * parallel.pipeline", parallel.tensor * parallel.pipeline, "parallel.ranks", parallel.ranks
+    )
     _divides("parallel.ranks", parallel.ranks, "trainer.tasks_per_step", trainer.tasks_per_step)
     if rollout.samples_per_task < 2:
         raise ConfigError(
@@ -303,7 +314,9 @@ def _check_verifiers(config: Config) -> None:
     for name, node in nodes.items():
         verifier = node.get(name.rpartition(".")[2])
         if verifier is not None and verifier not in config.verifiers:
-            raise ConfigError(f"{name}={shown(verifier)} is no key of verifiers{nearest(str(verifier), config.verifiers)}")
+            raise ConfigError(
+                f"{name}={shown(verifier)} is no key of verifiers{nearest(str(verifier), config.verifiers)}"
+            )
 
 
 def _check_model(config: Config) -> None:
@@ -315,7 +328,9 @@ def _check_model(config: Config) -> None:
     def shape(key: str) -> int:
         value = described.get(key)
         if not isinstance(value, int):
-            raise ConfigError(f"model.path={config.model.path}: {path} has no {key}: give a Hugging Face model directory")
+            raise ConfigError(
+                f"model.path={config.model.path}: {path} has no {key}: give a Hugging Face model directory"
+            )
         return value
 
     try:
@@ -325,7 +340,9 @@ def _check_model(config: Config) -> None:
     grouped = ("num_key_value_heads",) if "num_key_value_heads" in described else ()  # without it, one per head
     for key in ("num_attention_heads", *grouped, "intermediate_size"):
         _divides("parallel.tensor", config.parallel.tensor, f"{key} (of {path})", shape(key))
-    _divides("parallel.pipeline", config.parallel.pipeline, f"num_hidden_layers (of {path})", shape("num_hidden_layers"))
+    _divides(
+        "parallel.pipeline", config.parallel.pipeline, f"num_hidden_layers (of {path})", shape("num_hidden_layers")
+    )
     longest = shape("max_position_embeddings")
     if config.rollout.max_new_tokens >= longest:
         raise ConfigError(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from spark_megatron.cli.compose import compose_config
 from spark_megatron.config import Config, parse
@@ -25,7 +30,29 @@ def save_shape(directory: Path, **changes: object) -> Path:
     return directory
 
 
+@functools.cache
+def _defaults() -> DictConfig:
+    return compose_config([])
+
+
+def composed(directory: Path, *overrides: str) -> DictConfig:
+    """The default settings, with results and a tiny model's shape below ``directory``, and some values changed.
+
+    ``overrides`` are those of the command line, but for the choice of another file for a group. Composing again for
+    each of hundreds of tests would take a minute.
+    """
+    cfg = copy.deepcopy(_defaults())
+    with open_dict(cfg):
+        for override in (f"model.path={save_shape(directory / 'shape')}", f"run_dir={directory / 'run'}", *overrides):
+            parsed = OverridesParser.create().parse_override(override)
+            parent, _, key = parsed.key_or_group.rpartition(".")
+            if parsed.is_delete():
+                del (OmegaConf.select(cfg, parent) if parent else cfg)[key]
+            else:
+                OmegaConf.update(cfg, parsed.key_or_group, parsed.value(), force_add=True)
+    return cfg
+
+
 def typed(directory: Path, *overrides: str) -> Config:
-    """Typed settings with results and a tiny model's shape below ``directory``."""
-    model = save_shape(directory / "shape")
-    return parse(compose_config([f"model.path={model}", f"run_dir={directory / 'run'}", *overrides]))
+    """The typed form of these settings."""
+    return parse(composed(directory, *overrides))

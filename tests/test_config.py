@@ -88,6 +88,7 @@ WRONG = {
     "trainer.loop=5": "trainer.loop=5 must be a mapping (a node with _target_)",
     "objective.pointwise=rl": "objective.pointwise=rl must be a group of settings, such as objective.pointwise.mode",
     "name=${nope}": "name: Interpolation key 'nope' not found",
+    "~recycle.bank": "demonstrations.bank: Interpolation key 'recycle.bank' not found",
 }
 
 
@@ -107,6 +108,7 @@ OUT_OF_RANGE = {
     "optim.lr=nan": "optim.lr=nan must be a finite number, 0 or more",
     "optim.lr=inf": "optim.lr=inf must be a finite number, 0 or more",
     "optim.betas=[0.9,1.0]": "optim.betas[1]=1.0 must lie in [0, 1)",
+    "optim.decay_updates=0": "optim.decay_updates=0 must be greater than 0, or null",
     "trainer.eval_every=-1": "trainer.eval_every=-1 must be a finite number, 0 or more",
 }
 
@@ -120,7 +122,7 @@ CONTRADICTIONS = {
     "optim.lr=1e-4 optim.min_lr=1e-3": "optim.min_lr=0.001 is greater than optim.lr=0.0001",
     "parallel.ranks=3 parallel.tensor=2": "parallel.tensor * parallel.pipeline=2 does not divide parallel.ranks=3: "
     "choose values that divide",
-    "parallel=single parallel.ranks=3 trainer.tasks_per_step=64": "parallel.ranks=3 does not divide "
+    "parallel.tensor=1 parallel.ranks=3 trainer.tasks_per_step=64": "parallel.ranks=3 does not divide "
     "trainer.tasks_per_step=64: choose values that divide",
     "trainer.tasks_per_step=64 objective.pool_size=63": "objective.pool_size=63 is smaller than "
     "trainer.tasks_per_step=64: the pool could never fill a reward period",
@@ -145,17 +147,17 @@ def test_contradictions_name_both_sides(tmp_path: Path, overrides: str, message:
             "parallel.tensor=3 does not divide num_key_value_heads (of {file})=2: choose values that divide",
         ),
         (
-            "parallel=tp2",
+            "parallel.tensor=2",
             {"num_attention_heads": 3},
             "parallel.tensor=2 does not divide num_attention_heads (of {file})=3: choose values that divide",
         ),
         (
-            "parallel=tp2",
+            "parallel.tensor=2",
             {"intermediate_size": 65},
             "parallel.tensor=2 does not divide intermediate_size (of {file})=65: choose values that divide",
         ),
         (
-            "parallel=pp2",
+            "parallel.tensor=1 parallel.pipeline=2",
             {"num_hidden_layers": 5},
             "parallel.pipeline=2 does not divide num_hidden_layers (of {file})=5: choose values that divide",
         ),
@@ -180,7 +182,7 @@ def test_the_model_must_fit(tmp_path: Path, overrides: str, shape: dict[str, int
 
 def test_a_model_without_grouped_heads_has_one_per_head(tmp_path: Path) -> None:
     folder = save_shape(tmp_path / "other", num_key_value_heads=None)
-    assert typed(tmp_path, f"model.path={folder}", "parallel=tp2").parallel.tensor == 2
+    assert typed(tmp_path, f"model.path={folder}", "parallel.tensor=2").parallel.tensor == 2
 
 
 @pytest.mark.parametrize("content", [None, "{", "[1]"])

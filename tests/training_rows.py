@@ -26,8 +26,8 @@ REFERENCE_SCALE = 0.98
 """The reference policy is the model with every parameter times this, so that the KL term matters from the start."""
 
 OPTIM: dict[str, Any] = {
-    "lr": 5e-4,
-    "min_lr": 5e-5,
+    "lr": 1e-4,
+    "min_lr": 1e-5,
     "decay": "cosine",
     "decay_updates": 6,
     "warmup_updates": 0,

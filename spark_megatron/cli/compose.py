@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -35,8 +36,7 @@ def load(overrides: list[str]) -> tuple[DictConfig, Config]:
     """Composed settings and their checked, typed form; the strategies in them can be built."""
     composed = compose_config(overrides)
     config = parse(composed)
-    values = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(values, dict)
+    values: Any = OmegaConf.to_container(composed, resolve=True)
     check_nodes(values)
     return composed, config
 

@@ -124,8 +124,9 @@ def _absent(module: str, attribute: str, names: Collection[str]) -> str:
 def _inspected(target: Any) -> Arguments:
     signature = inspect.signature(target)
     named = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    is_class = inspect.isclass(target)
     try:
-        kinds = typing.get_type_hints(target.__init__ if isinstance(target, type) else target)
+        kinds = typing.get_type_hints(target.__init__ if is_class else target)
     except NameError:  # annotated with names that only a type checker sees
         kinds = {}
     return Arguments(
@@ -150,7 +151,7 @@ def _read_arguments(module: str, attribute: str) -> Arguments:
 
 
 def _check_value(name: str, value: Any, kind: Any) -> None:
-    """Values of plain types; that a class is asked for and a plain value given; the rest is the constructor's affair."""
+    """Refuse a plain value of a wrong type, or in place of an object; the rest is the constructor's affair."""
     union = typing.get_origin(kind) in (types.UnionType, typing.Union)
     options = [o for o in (typing.get_args(kind) if union else (kind,)) if o is not type(None)]
     if all(option in _PLAIN or typing.get_origin(option) is Literal for option in options):

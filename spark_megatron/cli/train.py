@@ -47,7 +47,8 @@ def _obey(options: set[str], overrides: list[str]) -> None:
         print(usage.usage())
     else:
         config = compose.load(overrides)[1]
-        print(f"{config.name}: the settings can work ({config.parallel.ranks} ranks, {config.trainer.total_steps} steps)")
+        ranks, steps = config.parallel.ranks, config.trainer.total_steps
+        print(f"{config.name}: the settings can work ({ranks} ranks, {steps} steps)")
 
 
 def _quiet_libraries() -> None:

@@ -55,6 +55,8 @@ class Hybrid:
     def hand_over(self) -> None:
         """Stream all weights into the sampler bucket by bucket, then compare both sides on the probe. A collective.
 
+        A sampler without a model has nothing to compare.
+
         Raises:
             HandoffError: a log-prob differs by more than the probe's bound.
         """
@@ -62,6 +64,8 @@ class Hybrid:
         for bucket in self.engine.export():
             self.sampler.load(bucket)
         self.sampler.finish_update(self.engine.weight_version)
+        if not self.sampler.has_model:
+            return
         self.last_error = self.probe_error()
         if not self.last_error <= self.probe.bound:
             raise HandoffError(
@@ -85,4 +89,5 @@ class Hybrid:
             for ours, batch in zip(self.engine.logprobs(batches, temperature=1.0), batches, strict=True)
         ]
         worst = torch.cat(errors).max().item()
-        return max(gather(worst))
+        # Unlike Python's, torch's maximum of anything with NaN is NaN.
+        return torch.tensor(gather(worst)).max().item()

@@ -25,9 +25,11 @@ class Request:
 class Sampler(Protocol):
     """A sampling backend. Ranks of one ``replica`` must call it together with the same arguments.
 
-    ``weight_version`` is the version of the weights that it samples with; -1 before any were loaded.
+    ``weight_version`` is the version of the weights that it samples with; -1 before any were loaded. ``has_model`` is
+    False where responses, and so log-probs, do not come from the weights.
     """
 
+    has_model: bool
     weight_version: int
     replica: int
     replicas: int

@@ -19,6 +19,8 @@ class ScriptedSampler:
     Its log-probs are NaN, since no model gave them.
     """
 
+    has_model = False
+
     def __init__(self, *, tokenizer: Any, responses: Sequence[str], **_settings: Any) -> None:
         self.tokenizer, self.responses = tokenizer, list(responses)
         self.weight_version = -1

@@ -43,6 +43,8 @@ class VLLMSampler:
         prefix_cache: reuse the keys and values of common prompt beginnings.
     """
 
+    has_model = True
+
     def __init__(
         self,
         *,
@@ -138,8 +140,10 @@ class VLLMSampler:
         self.weight_version = version
 
     def close(self) -> None:
-        """Leave vLLM's process groups; call it before the job's own group is destroyed."""
-        from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+        """Leave vLLM's process groups; call it before the job's own group is destroyed, which vLLM's own way would do."""
+        from vllm.distributed import parallel_state
 
-        destroy_model_parallel()
-        destroy_distributed_environment()
+        parallel_state.destroy_model_parallel()
+        if parallel_state._WORLD is not None:
+            parallel_state._WORLD.destroy()
+            parallel_state._WORLD = None

@@ -89,8 +89,8 @@ def stop_tokens(directory: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
 
 def _optim_settings(cfg: Config) -> OptimSettings:
     periods = 2 if cfg.objective.update == "alternating" else 1
-    updates = cfg.trainer.total_steps * cfg.objective.updates_per_period * periods
     o = cfg.optim
+    updates = o.decay_updates or cfg.trainer.total_steps * cfg.objective.updates_per_period * periods
     return OptimSettings(
         lr=o.lr,
         min_lr=o.min_lr,

@@ -30,9 +30,7 @@ def spark_train(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("--multirun", "--multirun is no option; there are --help and --check, all else is written name=value"),
     ],
 )  # fmt: skip
-def test_a_wrong_setting_ends_in_one_line_before_anything_is_written(
-    tmp_path: Path, override: str, line: str
-) -> None:
+def test_a_wrong_setting_ends_in_one_line_before_anything_is_written(tmp_path: Path, override: str, line: str) -> None:
     model, run_dir = save_shape(tmp_path / "shape"), tmp_path / "run"
     done = spark_train(f"model.path={model}", f"run_dir={run_dir}", override)
     assert done.returncode == 1

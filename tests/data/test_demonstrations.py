@@ -47,22 +47,22 @@ def only(kind: str, seed: int = 0, **settings: Any) -> tuple[Task, str]:
 
 
 def test_responses_work_the_sum_out_first() -> None:
-    assert only("solve") == (TASK, r"11 8 \boxed{8}")
+    assert only("solve") == (TASK, r" 11 8 \boxed{ 8}")
     for seed in range(20):
         task, response = only("judge_one", seed)
-        assert response == rf"11 8 \boxed{{{task.answer}}}"
+        assert response == rf" 11 8 \boxed{{{task.answer}}}"
         assert (task.answer == "Yes") == (task.shown == ("8",))
         task, response = only("judge_pair", seed)
-        assert response == rf"11 8 \boxed{{{task.answer}}}"
+        assert response == rf" 11 8 \boxed{{{task.answer}}}"
         assert task.shown["AB".index(task.answer)] == "8"
         task, response = only("reflect", seed)
-        assert response == r"11 8 \boxed{8}"
+        assert response == r" 11 8 \boxed{ 8}"
         assert task.answer == "8"
         assert task.shown != ("8",)
 
 
 def test_single_digit_and_negative_results() -> None:
-    for question, response in (("7", r"\boxed{7}"), ("1 - 5 - 0", r"-4 -4 \boxed{-4}")):
+    for question, response in (("7", r" \boxed{ 7}"), ("1 - 5 - 0", r" -4 -4 \boxed{ -4}")):
         item = Task("t", "solve", question, "0", "math", question)
         assert demonstrate([item], shares={"solve": 1.0})[0][1] == response
 
@@ -81,7 +81,9 @@ def test_mixture_of_kinds_and_balance_of_labels() -> None:
         assert labels.count(label) / len(labels) == pytest.approx(0.5, abs=0.07)
     # A shown working ends in a box of its own, before the empty one that asks for the answer.
     reflections = [task.prompt for task, _ in made if task.kind == "reflect"]
-    assert sum(prompt.count(r"\boxed{") == 2 for prompt in reflections) / len(reflections) == pytest.approx(0.5, abs=0.07)
+    assert sum(prompt.count(r"\boxed{") == 2 for prompt in reflections) / len(reflections) == pytest.approx(
+        0.5, abs=0.07
+    )
 
 
 def test_shown_working_ends_in_the_shown_answer() -> None:
@@ -90,8 +92,9 @@ def test_shown_working_ends_in_the_shown_answer() -> None:
         begin, end = f"Judge: {task.question} = ", r" \boxed{}"
         assert task.prompt.startswith(begin)
         assert task.prompt.endswith(end)
-        *_, last, boxed = task.prompt.removeprefix(begin).removesuffix(end).split()
-        assert boxed == rf"\boxed{{{last}}}"
+        work, box, boxed = task.prompt.removeprefix(begin).removesuffix(end).rpartition(r" \boxed")
+        last = work.split()[-1]
+        assert box + boxed == rf" \boxed{{ {last}}}"
         assert task.shown == (last,)
 
 

@@ -62,8 +62,8 @@ def test_three_updates_equal_torch_adamw_on_transformers(
         for found, expected in zip(answer["stats"], stats, strict=True):
             assert_near(found, expected)
         for key, tensor in answer["after"].items():
-            # The three updates move a weight by up to 1.2e-3.
-            torch.testing.assert_close(tensor, weights[key], rtol=NEAR, atol=1e-6)
+            # The three updates move a weight by up to 3e-4; rounding a weight of 0.5 moves it by 3e-8.
+            torch.testing.assert_close(tensor, weights[key], rtol=1e-6, atol=3e-7)
 
 
 def test_the_step_tests_what_it_should(model_paths: dict[str, Path]) -> None:

@@ -37,7 +37,7 @@ def test_values_and_gradient_are_those_of_log_softmax(
 ) -> None:
     """Logits near 140 have a last bit of 1.5e-5 in fp32. bf16 logits are exact in fp32: only their gradient is rounded."""
     given, ranks = answers
-    full = given["full"].float().requires_grad_()
+    full = given["full"].float().clone().requires_grad_()
     logprobs = (full[..., :VOCAB] / temperature).log_softmax(-1)
     chosen = logprobs.gather(-1, given["labels"].unsqueeze(-1)).squeeze(-1)
     entropy = -(logprobs.exp() * logprobs).sum(-1).detach()

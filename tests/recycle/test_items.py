@@ -39,7 +39,13 @@ def test_pairwise_order_is_the_callers_and_the_label_follows_it() -> None:
     for first, second, label in ((RIGHT, WRONG, "A"), (WRONG, RIGHT, "B")):
         for seed in range(50):
             task = pairwise_task(
-                SOURCE, first, second, part=CONCISE.judge_pair, view="answer", verifier="choice", rng=random.Random(seed)
+                SOURCE,
+                first,
+                second,
+                part=CONCISE.judge_pair,
+                view="answer",
+                verifier="choice",
+                rng=random.Random(seed),
             )
             assert task.answer == label
             assert task.shown == (first.answer, second.answer)

@@ -1,0 +1,130 @@
+"""One period of learning on real engines: what must be exact before the first step, and what the metrics mean."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_megatron.types import Group, Rollout, Sample, Task, Verdict
+from tests import distributed
+from tests import training_rows as step
+from tests.conftest import ModelDirectory
+
+LAYOUTS = ("dp2", "tp2", "pp2")
+NEAR = 1e-5
+"""Relative; fp32 sums in other orders differ by about 1e-6."""
+
+
+def group(verdicts: list[Verdict], kind: Any = "solve") -> Group:
+    task = Task(id=kind, kind=kind, prompt="1+1?", answer="2", verifier="math", question="1+1?")
+    rollouts = tuple(Rollout((i + 3,), (-1.0,), "", "stop", 0) for i in range(len(verdicts)))
+    return Group(task, (1, 2), rollouts, tuple(verdicts))
+
+
+RIGHT, WRONG, UNREADABLE, CUT = Verdict("ok", 1.0), Verdict("ok", 0.0), Verdict("unparsed"), Verdict("truncated")
+GROUPS = [group([RIGHT, WRONG, CUT, UNREADABLE]), group([RIGHT, RIGHT]), group([WRONG, RIGHT], "judge_pair")]
+
+
+@pytest.fixture(scope="module")
+def ranks(model_directory: ModelDirectory, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    path: Path = model_directory("qwen2")
+    folder = tmp_path_factory.mktemp("period") / "job"
+    return distributed.run(2, "tests.trainers.ranks_period:on_all_layouts", folder, path=path, groups=GROUPS)
+
+
+def policy_rows() -> list[Sample]:
+    return [row for row in step.samples() if row.loss == "policy_gradient"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_before_the_first_step_ratio_and_kl_are_exact(layout: str, ranks: list[dict[str, Any]]) -> None:
+    """The policy is the one that sampled, and its own reference: not nearly 1 and 0, but 1 and 0."""
+    for rank in ranks:
+        first = rank[layout]["first"]
+        assert first["first_ratio"] == 1.0
+        assert first["first_kl"] == 0.0
+        assert first["clip_frac"] == 0.0
+        assert rank[layout]["two"]["first_ratio"] == 1.0
+        assert rank[layout]["two"]["first_kl"] == 0.0
+        assert rank[layout]["two"]["ratio_mean"] != 1.0, "the second step has left"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_first_loss_is_minus_the_mean_advantage_per_token(layout: str, ranks: list[dict[str, Any]]) -> None:
+    """With a ratio of 1 and no KL: all tokens weigh the same, whatever their component."""
+    rows = policy_rows()
+    tokens = sum(len(row.response) for row in rows)
+    expected = -sum(row.advantage * len(row.response) for row in rows) / tokens
+    for rank in ranks:
+        assert rank[layout]["first"]["loss"] == pytest.approx(expected, rel=NEAR)
+        assert rank[layout]["first"]["tokens"] == tokens
+        assert rank[layout]["two"]["tokens"] == tokens, "two steps share the rows"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_mismatch_of_own_samples_is_rounding(layout: str, ranks: list[dict[str, Any]]) -> None:
+    """The rows' log-probs are the trainer's own, computed row by row."""
+    for rank in ranks:
+        assert rank[layout]["first"]["max_mismatch"] < 1e-5
+        assert rank[layout]["first"]["mismatch"] <= rank[layout]["first"]["max_mismatch"]
+
+
+def test_all_layouts_and_ranks_report_the_same(ranks: list[dict[str, Any]]) -> None:
+    expected = ranks[0]["dp2"]
+    for rank in ranks:
+        for layout in LAYOUTS:
+            for period in ("first", "two", "joint", "without_reference"):
+                found = {k: v for k, v in rank[layout][period].items() if "mismatch" not in k}
+                wanted = {k: v for k, v in expected[period].items() if "mismatch" not in k}
+                assert found == pytest.approx(wanted, rel=NEAR, abs=1e-7), (layout, period)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rollouts_of_other_weights_are_refused(layout: str, ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank[layout]["stale"] == "rollouts of weights [0] were offered to weights 1"
+        assert rank[layout]["version"] == 3, "one step, a refusal, two steps"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_joint_period_counts_each_kind_of_loss_by_itself(layout: str, ranks: list[dict[str, Any]]) -> None:
+    """The policy terms are their components' mean advantages (ratio 1), the rest is cross-entropy and KL."""
+    rows = policy_rows()
+    for rank in ranks:
+        joint = rank[layout]["joint"]
+        policy = 0.0
+        for component in {row.component for row in rows}:
+            part = [row for row in rows if row.component == component]
+            mean = sum(row.advantage * len(row.response) for row in part) / sum(len(row.response) for row in part)
+            policy -= step.WEIGHTS[component] * mean
+        expected = policy + step.WEIGHTS["sft"] * joint["cross_entropy"] + step.KL_COEF * joint["kl"]
+        assert joint["loss"] == pytest.approx(expected, rel=NEAR)
+        assert joint["tokens"] == sum(len(row.response) for row in step.samples())
+
+
+def test_without_a_reference_there_is_no_kl(ranks: list[dict[str, Any]]) -> None:
+    metrics = ranks[0]["dp2"]["without_reference"]
+    assert not {"kl", "first_kl"} & set(metrics)
+    assert metrics["first_ratio"] == 1.0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_period_without_samples_runs(layout: str, ranks: list[dict[str, Any]]) -> None:
+    """When every group is flat, all ranks still take the same collective steps, with a gradient of zero."""
+    for rank in ranks:
+        assert rank[layout]["nothing"]["grad_norm"] == 0.0
+        assert rank[layout]["nothing"]["loss"] == 0.0
+
+
+def test_only_rollouts_with_a_signal_are_learned_from(ranks: list[dict[str, Any]]) -> None:
+    """Truncated ones are masked, unreadable ones count 0, flat groups go; z-scores of (1, 0, 0) and (0, 1)."""
+    expected = [
+        ("policy", (3,), 2**0.5),
+        ("policy", (4,), -(0.5**0.5)),
+        ("policy", (6,), -(0.5**0.5)),
+        ("pairwise", (3,), -1.0),
+        ("pairwise", (4,), 1.0),
+    ]
+    found = ranks[0]["samples"]
+    assert [f[:2] for f in found] == [e[:2] for e in expected]
+    assert [f[2] for f in found] == pytest.approx([e[2] for e in expected])
