@@ -19,6 +19,8 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from spark_megatron.types import Status
+
 Node = dict[str, Any]
 """A ``_target_`` node, built by hydra."""
 
@@ -68,10 +70,20 @@ class RolloutConfig:
 
 @dataclass(frozen=True)
 class RewardConfig:
+    """What a rollout without a reward earns in training; None masks it out of its group."""
+
     unparsed: float | None
     truncated: float | None
     timeout: float | None
     error: float | None
+
+    def table(self) -> dict[Status, float | None]:
+        return {
+            "unparsed": self.unparsed,
+            "truncated": self.truncated,
+            "timeout": self.timeout,
+            "error": self.error,
+        }
 
 
 @dataclass(frozen=True)

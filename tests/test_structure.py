@@ -23,7 +23,7 @@ BASE = {"types", "config", "runtime", "paths"}
 SIDE_BY_SIDE = {"data", "algos", "recycle", "rewards", "tracking"}
 LAYERS = [BASE, SIDE_BY_SIDE, {"engine", "rollout"}, {"hybrid", "eval", "report"}, {"trainers"}, {"cli"}]
 """From the bottom to the top. A package may import those of lower layers, and none of its own layer ..."""
-ALSO = {("data", "recycle"), ("data", "rewards"), ("recycle", "rewards")}
+ALSO = {("config", "types"), ("data", "recycle"), ("data", "rewards"), ("recycle", "rewards")}
 """... but for these ..."""
 NEVER = {("eval", "engine")}
 """... and never those."""

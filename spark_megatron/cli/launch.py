@@ -29,7 +29,11 @@ def make_run_dir(path: Path) -> None:
 def provenance() -> dict[str, object]:
     """Git revision (None outside a checkout) and versions of what the numbers depend on."""
     git = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     versions = {name: version(name) for name in PACKAGES}
     return {"git": git.stdout.strip() or None, "python": sys.version.split()[0], "packages": versions}

@@ -56,7 +56,8 @@ class Demonstrations:
     Every response recomputes the sum and ends in a box: the result, or the verdict that follows from it, which is
     wrong in ``wrong_verdict_share`` of cases. ``shares`` is the mixture of kinds. A judge sees a right and a wrong
     answer equally often in ``judge_view``; a reflection shows a wrong one, ``reflect_cot_share`` of them with its
-    working. Wrong answers are the demonstrator's own or near misses. ``judge_verifier`` names the verifier of judge tasks. The tasks' gold answers are the true ones.
+    working. Wrong answers are the demonstrator's own or near misses. ``judge_verifier`` names the verifier of judge
+    tasks. The tasks' gold answers are the true ones.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class Engine:
         """Log-probs of the labels, [rows, length] per micro-batch, fp32, on every rank of the model-parallel group."""
         self.ddp.eval()
         outputs = schedule.forward(
-            self.ddp, self.parallel, batches, lambda batch, logits: self._logprobs(batch, logits, temperature)[0]
+            self.ddp, batches, lambda batch, logits: self._logprobs(batch, logits, temperature)[0]
         )
         if self.parallel.layout.pipeline == 1:
             return outputs
@@ -94,7 +94,7 @@ class Engine:
         def from_logits(batch: Batch, logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             return loss(*self._logprobs(batch, logits, temperature), batch)
 
-        stats = schedule.forward_backward(self.ddp, self.parallel, batches, from_logits)
+        stats = schedule.forward_backward(self.ddp, self.parallel.layout.data, batches, from_logits)
         _, grad_norm, _ = self.optimizer.step()
         if not math.isfinite(grad_norm):
             raise FloatingPointError(f"the gradient norm is {grad_norm}: lower optim.lr or look at the batch's weights")

@@ -87,7 +87,7 @@ class Patch:
         return owner, attribute
 
     def apply(self) -> None:
-        """Install the patch; RuntimeError when megatron-core's version is outside ``versions`` or the target is gone."""
+        """Install the patch; RuntimeError if megatron-core's version is outside ``versions`` or the target is gone."""
         installed = version("megatron-core")
         if installed not in SpecifierSet(self.versions):
             raise RuntimeError(

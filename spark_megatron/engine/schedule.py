@@ -9,14 +9,13 @@ import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from spark_megatron.engine.parallel import Parallel
 from spark_megatron.types import Batch
 
 OnOutput = Callable[[Batch, Tensor], Any]
 """What the last pipeline stage does with (micro-batch, logits [rows, length, V / tp])."""
 
 
-def _run(model: Any, parallel: Parallel, batches: Sequence[Batch], forward_only: bool, on_output: OnOutput) -> list[Any]:
+def _run(model: Any, batches: Sequence[Batch], forward_only: bool, on_output: OnOutput) -> list[Any]:
     def forward_step(iterator: Iterator[Batch], model: Any) -> tuple[Tensor, Any]:
         batch = next(iterator)
         logits = model(batch.tokens, None, None)
@@ -37,14 +36,14 @@ def _run(model: Any, parallel: Parallel, batches: Sequence[Batch], forward_only:
 
 
 @torch.no_grad()
-def forward(model: Any, parallel: Parallel, batches: Sequence[Batch], on_output: OnOutput) -> list[Any]:
+def forward(model: Any, batches: Sequence[Batch], on_output: OnOutput) -> list[Any]:
     """Results of ``on_output`` per micro-batch on the last stage, [] on the others."""
-    return _run(model, parallel, batches, True, on_output)
+    return _run(model, batches, True, on_output)
 
 
 def forward_backward(
     model: Any,
-    parallel: Parallel,
+    data_ranks: int,
     batches: Sequence[Batch],
     loss: Callable[[Batch, Tensor], tuple[Tensor, dict[str, Tensor]]],
 ) -> list[dict[str, Tensor]]:
@@ -55,10 +54,10 @@ def forward_backward(
 
     Returns the statistics of each micro-batch on the last stage, [] on the others.
     """
-    scale = len(batches) * parallel.layout.data
+    scale = len(batches) * data_ranks
 
     def scaled(batch: Batch, logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         value, stats = loss(batch, logits)
         return value * scale, stats
 
-    return _run(model, parallel, batches, False, scaled)
+    return _run(model, batches, False, scaled)

@@ -25,8 +25,8 @@ Sample = Callable[[Sequence[Task]], list[Group]]
 class Suite:
     """The items of an evaluation, fixed for a run and equal for every seed of training.
 
-    Judge items show the gold answer or a plausible wrong one, as bare answers. ``judge_one`` is balanced; ``judge_pair``
-    holds each pair in both orders, the two of a pair next to each other.
+    Judge items show the gold answer or a plausible wrong one, as bare answers. ``judge_one`` is balanced;
+    ``judge_pair`` holds each pair in both orders, the two of a pair next to each other.
     """
 
     solve: tuple[Task, ...]

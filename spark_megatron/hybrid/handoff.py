@@ -69,8 +69,8 @@ class Hybrid:
         self.last_error = self.probe_error()
         if not self.last_error <= self.probe.bound:
             raise HandoffError(
-                f"after the hand-over of weights {self.engine.weight_version} a log-prob of the sampler differs from the "
-                f"trainer's by {self.last_error:.2e} nats; rollout.max_logprob_error={self.probe.bound} allows no more"
+                f"after the hand-over of weights {self.engine.weight_version} a log-prob of the sampler differs from "
+                f"the trainer's by {self.last_error:.2e} nats; rollout.max_logprob_error={self.probe.bound} allows no more"
             )
 
     def probe_error(self) -> float:

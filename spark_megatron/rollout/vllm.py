@@ -140,7 +140,7 @@ class VLLMSampler:
         self.weight_version = version
 
     def close(self) -> None:
-        """Leave vLLM's process groups; call it before the job's own group is destroyed, which vLLM's own way would do."""
+        """Leave vLLM's process groups; call it before the job's own group is destroyed (which vLLM's way would do)."""
         from vllm.distributed import parallel_state
 
         parallel_state.destroy_model_parallel()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 
 from spark_megatron.algos.unified import mean_stats, token_loss
@@ -46,7 +45,7 @@ def rollouts(parts: Parts, cfg: Config, tasks: Sequence[Task], seed: tuple[objec
 
 def advantage_samples(parts: Parts, cfg: Config, groups: Sequence[Group]) -> list[Sample]:
     """The rollouts that carry a signal, with their group-relative advantages."""
-    table = asdict(cfg.objective.status_rewards)
+    table = cfg.objective.status_rewards.table()
     advantages = [parts.advantage(training_rewards(group, table)) for group in groups]
     return to_samples(groups, advantages, COMPONENT_OF)
 

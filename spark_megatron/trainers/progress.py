@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from spark_megatron import runtime
@@ -21,7 +20,7 @@ def log_step(
     parts: Parts, cfg: Config, groups: Sequence[Group], stats: Sequence[Metrics], weights: Mapping[str, float]
 ) -> None:
     """Log a step's rollouts (the same groups on every rank) and what its one or two updates reported."""
-    metrics = from_sums(group_sums(groups, earned=asdict(cfg.objective.status_rewards)))
+    metrics = from_sums(group_sums(groups, earned=cfg.objective.status_rewards.table()))
     for period, values in zip(_PERIODS, stats, strict=False):
         metrics |= {f"{period}/{name}": value for name, value in values.items() if "mismatch" not in name}
     compared = [s for s in stats if "mismatch" in s]

@@ -129,8 +129,8 @@ def export_hf(placement: Placement, bucket_bytes: int) -> Iterator[Bucket]:
     some = next(iter(placement.local.values()))
     for rows in _buckets(placement, bucket_bytes, some.element_size()):
         stage = placement.stage(rows[0])
-        full_shapes = [row.join([torch.empty(s, device="meta") for s in row.hf_shapes()], tp).shape for row in rows]
-        shapes = [row.shard(torch.empty(s, device="meta"), tp, 0).shape for row, s in zip(rows, full_shapes, strict=True)]
+        full = [row.join([torch.empty(s, device="meta") for s in row.hf_shapes()], tp) for row in rows]
+        shapes = [row.shard(tensor, tp, 0).shape for row, tensor in zip(rows, full, strict=True)]
         sizes = [shape.numel() for shape in shapes]
         gathered = torch.empty(tp, sum(sizes), dtype=some.dtype, device=some.device)
         if stage == parallel.pipeline_rank:
@@ -142,8 +142,8 @@ def export_hf(placement: Placement, bucket_bytes: int) -> Iterator[Bucket]:
         columns = gathered.split(sizes, 1)
         bucket: Bucket = []
         for row, shape, column in zip(rows, shapes, columns, strict=True):
-            full = row.unshard([shard.view(shape) for shard in column.contiguous()])
-            bucket += zip(row.hf, row.split(full), strict=True)
+            tensor = row.unshard([shard.view(shape) for shard in column.contiguous()])
+            bucket += zip(row.hf, row.split(tensor), strict=True)
         yield bucket
 
 
