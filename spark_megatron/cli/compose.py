@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -87,10 +86,3 @@ def _explain(error: Exception, overrides: list[str]) -> str:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         keys = _all_keys(OmegaConf.to_container(compose("config", chosen), resolve=False))
     return f"{given}: there is no setting {name}{nearest(name, keys + list(groups()))}"
-
-
-def write_resolved(composed: DictConfig, directory: Path) -> Path:
-    """Write the resolved settings beside the results."""
-    path = directory / "config.yaml"
-    OmegaConf.save(composed, path, resolve=True)
-    return path

@@ -1,56 +1,32 @@
-"""The launcher: check the settings, make the run directory, start the ranks, report how they ended."""
+"""The launcher: check the settings, start the ranks, report how they ended."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import uuid
-from importlib.metadata import version
 from pathlib import Path
 
-from spark_megatron.cli.compose import load, write_resolved
-from spark_megatron.config import ConfigError
-
-PACKAGES = ("torch", "megatron-core", "transformers", "hydra-core")
-
-
-def make_run_dir(path: Path) -> None:
-    """A fresh, writable directory; ConfigError where one with results already exists."""
-    if (path / "metrics.jsonl").exists():
-        raise ConfigError(f"run_dir={path} already holds a run: choose another run_dir or remove it")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"run_dir={path} cannot be made ({error.strerror}): choose a writable directory") from error
-
-
-def provenance() -> dict[str, object]:
-    """Git revision (None outside a checkout) and versions of what the numbers depend on."""
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    versions = {name: version(name) for name in PACKAGES}
-    return {"git": git.stdout.strip() or None, "python": sys.version.split()[0], "packages": versions}
+from spark_megatron.cli.compose import load
+from spark_megatron.cli.run_dir import reserve
 
 
 def launch(overrides: list[str]) -> int:
     """Run the job to its end; returns the exit code (0 when every rank succeeded)."""
-    composed, config = load(overrides)
+    _, config = load(overrides)
     run_dir = Path(config.run_dir).absolute()
-    make_run_dir(run_dir)
-    write_resolved(composed, run_dir)
-    (run_dir / "provenance.json").write_text(json.dumps(provenance(), indent=2) + "\n")
+    reserve(run_dir)
     print(f"{config.name}: {config.parallel.ranks} ranks, results in {run_dir}", file=sys.stderr, flush=True)
-    code = _start_ranks([*overrides, f"run_dir={run_dir}"], config.parallel.ranks)
+    code = _start_ranks([*overrides, f"run_dir={_quoted(run_dir)}"], config.parallel.ranks)
     if code == 0:
         print(f"done: open {run_dir / 'report.html'}", file=sys.stderr)
     return code
+
+
+def _quoted(path: Path) -> str:
+    """The path as a quoted text of Hydra's override grammar: it may hold commas, spaces and equals signs."""
+    escaped = str(path).replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _start_ranks(arguments: list[str], ranks: int) -> int:

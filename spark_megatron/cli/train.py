@@ -12,6 +12,7 @@ import signal
 import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 from spark_megatron import runtime
 from spark_megatron.config import ConfigError
@@ -68,11 +69,12 @@ def worker(overrides: list[str]) -> None:
 
 
 def _run(overrides: list[str]) -> None:
+    from spark_megatron.cli import run_dir
     from spark_megatron.cli.compose import load
     from spark_megatron.engine import platform
     from spark_megatron.trainers.run import run
 
-    _, config = load(overrides)
+    composed, config = load(overrides)
     if config.parallel.ranks != int(os.environ["WORLD_SIZE"]):
         raise ConfigError(
             f"parallel.ranks={config.parallel.ranks}, but the launcher started {os.environ['WORLD_SIZE']} processes: "
@@ -80,8 +82,10 @@ def _run(overrides: list[str]) -> None:
         )
     runtime.start(platform.distributed_backend(), config.engine.timeout_s)
     try:
-        run_dir = runtime.broadcast_from_zero(config.run_dir)
-        run(replace(config, run_dir=run_dir))
+        directory = Path(runtime.broadcast_from_zero(config.run_dir)).absolute()
+        if runtime.rank() == 0:
+            run_dir.prepare(directory, composed)
+        run(replace(config, run_dir=str(directory)))
     finally:
         runtime.stop()
 

@@ -70,7 +70,8 @@ class Hybrid:
         if not self.last_error <= self.probe.bound:
             raise HandoffError(
                 f"after the hand-over of weights {self.engine.weight_version} a log-prob of the sampler differs from "
-                f"the trainer's by {self.last_error:.2e} nats; rollout.max_logprob_error={self.probe.bound} allows no more"
+                f"the trainer's by {self.last_error:.2e} nats, and rollout.max_logprob_error={self.probe.bound}: one "
+                "of them computes with other weights"
             )
 
     def probe_error(self) -> float:

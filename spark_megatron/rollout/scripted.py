@@ -21,7 +21,10 @@ class ScriptedSampler:
 
     has_model = False
 
-    def __init__(self, *, tokenizer: Any, responses: Sequence[str], **_settings: Any) -> None:
+    def __init__(
+        self, *, model: str, tokenizer: Any, dtype: str, stop_tokens: Sequence[int], responses: Sequence[str]
+    ) -> None:
+        del model, dtype, stop_tokens  # what every backend is given, and this one has no use for
         self.tokenizer, self.responses = tokenizer, list(responses)
         self.weight_version = -1
         self.replica, self.replicas = dist.get_rank(), dist.get_world_size()

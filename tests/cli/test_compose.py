@@ -4,7 +4,8 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from spark_megatron.cli.compose import compose_config, groups, load, write_resolved
+from spark_megatron.cli.compose import compose_config, groups, load
+from spark_megatron.cli.run_dir import prepare
 from spark_megatron.config import Config, ConfigError
 from spark_megatron.paths import conf_dir
 from tests.settings import save_shape
@@ -113,8 +114,8 @@ def test_overrides_are_read_before_anything_is_composed(shape: str) -> None:
 
 def test_resolved_settings_compose_again(tmp_path: Path, shape: str) -> None:
     composed, config = load([shape, "seed=3", f"run_dir={tmp_path}"])
-    path = write_resolved(composed, tmp_path)
-    assert path == tmp_path / "config.yaml"
+    prepare(tmp_path, composed)
+    path = tmp_path / "config.yaml"
     written = yaml.safe_load(path.read_text())
     assert written["seed"] == 3
     assert written["eval"]["max_new_tokens"] == config.rollout.max_new_tokens

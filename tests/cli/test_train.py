@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_megatron.cli.compose import groups
-from spark_megatron.cli.launch import make_run_dir, provenance
+from spark_megatron.cli.run_dir import provenance, reserve
 from spark_megatron.config import ConfigError
 from tests.settings import save_shape
 
@@ -53,9 +53,9 @@ def test_results_of_another_run_are_left_alone(tmp_path: Path) -> None:
 
 def test_a_run_dir_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"file/run cannot be made \(Not a directory\): choose a writable directory"):
-        make_run_dir(tmp_path / "file" / "run")
-    make_run_dir(tmp_path / "a" / "b")
+    with pytest.raises(ConfigError, match=r"file/run cannot be made \(Not a directory\): choose another directory"):
+        reserve(tmp_path / "file" / "run")
+    reserve(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
 
 

@@ -35,7 +35,7 @@ def answers(
 def test_values_and_gradient_are_those_of_log_softmax(
     temperature: float, answers: tuple[dict[str, Any], list[Any]]
 ) -> None:
-    """Logits near 140 have a last bit of 1.5e-5 in fp32. bf16 logits are exact in fp32: only their gradient is rounded."""
+    """Logits near 140 have a last bit of 1.5e-5 in fp32. bf16 logits are exact there: only their gradient rounds."""
     given, ranks = answers
     full = given["full"].float().clone().requires_grad_()
     logprobs = (full[..., :VOCAB] / temperature).log_softmax(-1)

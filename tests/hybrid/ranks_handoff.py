@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -115,10 +116,10 @@ def faults(engine: Engine, to: Sampler) -> dict[str, Any]:
     hybrid = Hybrid(engine, to, PROBE)
     export = engine.export
     plants: dict[str, Callable[[], Any]] = {
-        "swapped": lambda: mock.patch.object(engine, "export", lambda: swapped(export)),
-        "dropped": lambda: mock.patch.object(engine, "export", lambda: dropped(export)),
+        "swapped": lambda: mock.patch.object(engine, "export", side_effect=partial(swapped, export)),
+        "dropped": lambda: mock.patch.object(engine, "export", side_effect=partial(dropped, export)),
         "stale head": lambda: mock.patch.object(weight_transfer, "repack_tied_head"),
-        "stale version": lambda: mock.patch.object(engine, "export", lambda: iter(())),
+        "stale version": lambda: mock.patch.object(engine, "export", return_value=()),
     }
     answers = {}
     for name, plant in plants.items():

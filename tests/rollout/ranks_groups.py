@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -37,10 +38,12 @@ def check(groups: Sequence[Group]) -> list[Group]:
     ]
 
 
-def groups(tasks: Sequence[Task]) -> list[Group]:
+def groups(tasks: Sequence[Task], counts: Sequence[int]) -> dict[int, list[Group]]:
+    """The groups of the first tasks, for each of some numbers of tasks."""
     tokenizer = byte_tokenizer()
     sampler = ScriptedSampler(tokenizer=tokenizer, responses=RESPONSES)
     sampler.start_update()
     sampler.load([])
     sampler.finish_update(5)
-    return sample_groups(sampler, tokenizer, tasks, check, n=4, temperature=1.0, max_new_tokens=8, seed=(3, "solve"))
+    settings: dict[str, Any] = {"n": 4, "temperature": 1.0, "max_new_tokens": 8, "seed": (3, "solve")}
+    return {count: sample_groups(sampler, tokenizer, tasks[:count], check, **settings) for count in counts}

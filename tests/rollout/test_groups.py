@@ -1,6 +1,7 @@
 """Sampling groups on one and on two samplers gives the same groups."""
 
 import hashlib
+import itertools
 import math
 from typing import Any
 
@@ -25,27 +26,27 @@ def facts(groups: list[Group]) -> Facts:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], list[list[Group]]]:
-    """(number of samplers, number of tasks) -> every rank's groups."""
-    root = tmp_path_factory.mktemp("groups")
-    return {
-        (world, tasks): distributed.run(
-            world, "tests.rollout.ranks_groups:groups", root / f"{world}_{tasks}", tasks=TASKS[:tasks]
-        )
-        for world, tasks in ((1, 7), (2, 7), (2, 1))
-    }
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
+    """The groups of all tasks from a single sampler."""
+    folder = tmp_path_factory.mktemp("alone") / "job"
+    return distributed.run(1, "tests.rollout.ranks_groups:groups", folder, tasks=TASKS, counts=[7])[0][7]
 
 
-def test_groups_do_not_depend_on_the_number_of_samplers(ranks: dict[tuple[int, int], list[list[Group]]]) -> None:
-    alone = facts(ranks[1, 7][0])
-    for groups in ranks[2, 7]:
-        assert facts(groups) == alone
-    for groups in ranks[2, 1]:
-        assert facts(groups) == alone[:1], "one of the two samplers had nothing to do"
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[int, list[Group]]]:
+    """Of two ranks with a sampler each: the groups of all tasks, and of the first task alone."""
+    folder = tmp_path_factory.mktemp("pair") / "job"
+    return distributed.run(2, "tests.rollout.ranks_groups:groups", folder, tasks=TASKS, counts=[7, 1])
 
 
-def test_groups_are_complete_and_in_order(ranks: dict[tuple[int, int], list[list[Group]]]) -> None:
-    groups = ranks[2, 7][0]
+def test_groups_do_not_depend_on_the_number_of_samplers(alone: list[Group], pair: list[dict[int, list[Group]]]) -> None:
+    for rank in pair:
+        assert facts(rank[7]) == facts(alone)
+        assert facts(rank[1]) == facts(alone)[:1], "one of the two samplers had nothing to do"
+
+
+def test_groups_are_complete_and_in_order(pair: list[dict[int, list[Group]]]) -> None:
+    groups = pair[0][7]
     assert [g.task for g in groups] == TASKS
     for group in groups:
         assert len(group.rollouts) == len(group.verdicts) == 4
@@ -55,13 +56,10 @@ def test_groups_are_complete_and_in_order(ranks: dict[tuple[int, int], list[list
         assert all(len(r.logprobs) == len(r.tokens) and r.tokens[-1] == 1 for r in group.rollouts)
 
 
-def test_equal_prompts_at_different_positions_are_sampled_differently(
-    ranks: dict[tuple[int, int], list[list[Group]]],
-) -> None:
-    groups = ranks[1, 7][0]
+def test_equal_prompts_at_different_positions_are_sampled_differently(alone: list[Group]) -> None:
     for a, b in ((0, 5), (1, 6)):
-        assert groups[a].prompt_tokens == groups[b].prompt_tokens
-        assert [r.text for r in groups[a].rollouts] != [r.text for r in groups[b].rollouts]
+        assert alone[a].prompt_tokens == alone[b].prompt_tokens
+        assert [r.text for r in alone[a].rollouts] != [r.text for r in alone[b].rollouts]
 
 
 def test_request_seeds_are_48_bits_of_a_hash_of_what_they_are_for() -> None:
@@ -76,4 +74,4 @@ def test_request_seeds_are_48_bits_of_a_hash_of_what_they_are_for() -> None:
 def test_seeds_of_requests_are_further_apart_than_their_samples() -> None:
     """Sample i of a request has seed + i: 64 samples of 20 000 requests never share one."""
     seeds = sorted(request_seed(0, step, i) for step in range(100) for i in range(200))
-    assert min(b - a for a, b in zip(seeds, seeds[1:], strict=False)) > 64
+    assert min(b - a for a, b in itertools.pairwise(seeds)) > 64
