@@ -35,8 +35,8 @@ class ConsoleSink(Sink):
     """Prints a line for every ``every``-th step, the first and the last; ``total_steps`` is the length of the run.
 
     On a terminal a progress bar stays below the lines. Anywhere else (a log file, a batch job) the lines are plain
-    text without control characters. Step times are split into roll (rollout), check (score and recycle), train
-    (logprobs and update), hand (weight hand-off) and rest (all others). Columns: those of SFT where the first step
+    text without control characters. Step times are split into roll (rollout), train (logprobs and update), hand
+    (weight hand-off) and rest (all others). Columns: those of SFT where the first step
     has ``sft/`` metrics, else those of reinforcement learning. A dash means that the step has no such value.
     """
 
@@ -162,7 +162,7 @@ def quantity(value: float | None) -> str:
     return f"{value:.0f}"
 
 
-_PHASES = {"roll": ("rollout",), "check": ("score", "recycle"), "train": ("logprobs", "update"), "hand": ("handoff",)}
+_PHASES = {"roll": ("rollout",), "train": ("logprobs", "update"), "hand": ("handoff",)}
 _NAMED = {f"time/{phase}" for phases in _PHASES.values() for phase in phases} | {"time/step", "time/eta"}
 _SPEED = (
     Column("tok/s", 6, lambda m: quantity(m.get("tokens/per_s"))),

@@ -40,7 +40,8 @@ class Tracker:
 
         ``step`` is written as it is; count from one, so that step ``total_steps`` is the last. Adds ``time/<phase>``,
         ``time/other``, ``time/step`` and ``time/eta`` in seconds, ``memory/peak_rss_gb``, and ``tokens/per_s`` from
-        ``tokens/generated`` over the whole step where the loop did not log its own. A step that raises is not logged.
+        ``tokens/generated`` (without sampling ``tokens/trained``) over the whole step where the loop did not log its
+        own. A step that raises is not logged.
         """
         self._step, self._metrics = step, {}
         self._clock.begin()
@@ -79,7 +80,8 @@ class Tracker:
         metrics = {**self._metrics, **times, "memory/peak_rss_gb": peak_rss_gb()}
         if eta is not None:
             metrics["time/eta"] = eta
-        if "tokens/generated" in metrics and times["time/step"] > 0:
-            metrics.setdefault("tokens/per_s", metrics["tokens/generated"] / times["time/step"])
+        tokens = metrics.get("tokens/generated", metrics.get("tokens/trained"))
+        if tokens is not None and times["time/step"] > 0:
+            metrics.setdefault("tokens/per_s", tokens / times["time/step"])
         for sink in self._sinks:
             sink.log(step, metrics)

@@ -30,6 +30,7 @@ def train(cfg: Config, parts: Parts) -> None:
                 span=span,
             )
             parts.track.log({f"sft/{name}": stats[name] for name in ("loss", "grad_norm", "lr")})
+            parts.track.log({"tokens/trained": stats["tokens"]})
             if cfg.trainer.eval_every and (step + 1) % cfg.trainer.eval_every == 0:
                 with span("eval"):
                     progress.log_evaluation(parts, cfg)

@@ -60,10 +60,9 @@ def test_a_plain_line_has_every_value_under_its_title() -> None:
         "tok/s": "12.3k",
         "s/step": "4.20",
         "roll": "2.00",
-        "check": "0.30",
         "train": "1.50",
         "hand": "-",
-        "rest": "0.40",
+        "rest": "0.70",
         "eta": "1:02:03",
     }
     # Right-aligned: each title ends in the column where its value ends.
@@ -105,7 +104,7 @@ def test_a_supervised_run_has_its_own_columns() -> None:
 
 def test_a_narrow_terminal_loses_details_only() -> None:
     titles = [column.title for column in fitting(columns_for(METRICS), 75)]
-    assert titles == ["solve", "judge", "kl", "entropy", "tok/s", "s/step", "roll", "check", "eta"]
+    assert titles == ["solve", "judge", "kl", "entropy", "tok/s", "s/step", "roll", "train", "eta"]
     assert [c.title for c in fitting(columns_for(METRICS), 5)][-1] == "eta"
 
 
