@@ -11,7 +11,10 @@ from safetensors.torch import load_file, save_file
 from tests import distributed, tiny_models
 
 MODELS = ("llama", "qwen2", "qwen2_untied", "qwen3")
-LAYOUTS = ("single", "tp2", "pp2", "dp2", "tp2_pp2", "tp2_dp2")
+JOB_OF = {"single": "single", "tp2": "pair", "pp2": "pair", "dp2": "pair", "tp2_pp2": "four", "tp2_dp2": "four"}
+"""Layout -> the fixture whose job runs it."""
+
+LAYOUTS = tuple(JOB_OF)
 
 Answers = list[dict[str, Any]]
 """Per rank: {layout: {model: {check: answer}}} and some single answers (see ``ranks_engine.on_all_layouts``)."""
@@ -81,8 +84,8 @@ def four(tmp_path_factory: pytest.TempPathFactory, model_paths: dict[str, Path])
     return distributed.run(4, "tests.engine.ranks_engine:on_all_layouts", folder / "job", model_paths=some, out=folder)
 
 
-@pytest.fixture(scope="session")
-def engine_answers(single: Answers, pair: Answers, four: Answers) -> dict[str, Answers]:
-    """layout -> every rank's {model: {check: answer}}."""
-    jobs = {"single": single, "tp2": pair, "pp2": pair, "dp2": pair, "tp2_pp2": four, "tp2_dp2": four}
-    return {layout: [rank[layout] for rank in job] for layout, job in jobs.items()}
+@pytest.fixture
+def ranks(layout: str, request: pytest.FixtureRequest) -> Answers:
+    """Every rank's {model: {check: answer}} on the test's ``layout``; starts only the job that has it."""
+    job = request.getfixturevalue(JOB_OF[layout])
+    return [rank[layout] for rank in job]

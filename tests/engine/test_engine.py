@@ -33,17 +33,15 @@ def assert_near(found: Mapping[str, float], expected: Mapping[str, float]) -> No
         assert found[key] == pytest.approx(value, rel=NEAR, abs=NEAR), key
 
 
-def trainings(answers: Mapping[str, Answers], layout: str) -> list[tuple[str, dict[str, Any]]]:
-    return [(model, answer["training"]) for rank in answers[layout] for model, answer in rank.items()]
+def trainings(ranks: Answers) -> list[tuple[str, dict[str, Any]]]:
+    return [(model, answer["training"]) for rank in ranks for model, answer in rank.items()]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_logprobs_are_those_of_transformers(
-    layout: str, engine_answers: dict[str, Answers], model_paths: dict[str, Path]
-) -> None:
+def test_logprobs_are_those_of_transformers(layout: str, ranks: Answers, model_paths: dict[str, Path]) -> None:
     """At temperature 0.7, at every position of every padded row, on every rank."""
     loaded = {name: tiny_models.load(path) for name, path in model_paths.items()}
-    for name, answer in trainings(engine_answers, layout):
+    for name, answer in trainings(ranks):
         for batch in answer["batches"]:
             with torch.no_grad():
                 expected, _ = step.model_logprobs(loaded[name], batch)
@@ -53,10 +51,10 @@ def test_logprobs_are_those_of_transformers(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_three_updates_equal_torch_adamw_on_transformers(
-    layout: str, engine_answers: dict[str, Answers], model_paths: dict[str, Path]
+    layout: str, ranks: Answers, model_paths: dict[str, Path]
 ) -> None:
     """Loss, gradient norm, learning rate, entropy, KL, ratio and all else that the loss reports, then the weights."""
-    for name, answer in trainings(engine_answers, layout):
+    for name, answer in trainings(ranks):
         stats, weights = _oracle(model_paths[name])
         assert answer["version"] == step.UPDATES
         for found, expected in zip(answer["stats"], stats, strict=True):
@@ -77,9 +75,9 @@ def test_the_step_tests_what_it_should(model_paths: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_repeated_and_held_logprobs_are_bitwise_equal(layout: str, engine_answers: dict[str, Answers]) -> None:
+def test_repeated_and_held_logprobs_are_bitwise_equal(layout: str, ranks: Answers) -> None:
     """The same weights give the same bits, also when they come back as a snapshot; updated ones do not."""
-    for _, answer in trainings(engine_answers, layout):
+    for _, answer in trainings(ranks):
         assert answer["repeats"]
         assert answer["held"]
         assert answer["moved"]

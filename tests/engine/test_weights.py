@@ -15,10 +15,8 @@ from tests.tiny_models import VOCAB
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_weights_come_back_bitwise_on_every_rank(
-    layout: str, engine_answers: dict[str, Answers], model_paths: dict[str, Path]
-) -> None:
-    for rank in engine_answers[layout]:
+def test_weights_come_back_bitwise_on_every_rank(layout: str, ranks: Answers, model_paths: dict[str, Path]) -> None:
+    for rank in ranks:
         for model, answer in rank.items():
             with safe_open(model_paths[model] / "model.safetensors", "pt") as file:
                 names = sorted(file.keys())
@@ -28,9 +26,9 @@ def test_weights_come_back_bitwise_on_every_rank(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_buckets_keep_their_limit(layout: str, engine_answers: dict[str, Answers]) -> None:
+def test_buckets_keep_their_limit(layout: str, ranks: Answers) -> None:
     """A bucket beyond the limit holds a single row: at most the three tensors of a query-key-value parameter."""
-    for model, answer in engine_answers[layout][0].items():
+    for model, answer in ranks[0].items():
         one_each, small, unlimited = answer["weights"]
         largest = max(one_each["bytes"])
         assert max(small["bytes"]) <= max(small["limit"], largest)
@@ -41,11 +39,11 @@ def test_buckets_keep_their_limit(layout: str, engine_answers: dict[str, Answers
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_saved_directories_load_in_transformers_with_equal_logits(
-    layout: str, engine_answers: dict[str, Answers], model_paths: dict[str, Path]
+    layout: str, ranks: Answers, model_paths: dict[str, Path]
 ) -> None:
     """Equal to the last bit: the weights are."""
     ids = torch.arange(3, 43)[None]
-    for model, answer in engine_answers[layout][0].items():
+    for model, answer in ranks[0].items():
         saved, source = answer["saved"], model_paths[model]
         with torch.no_grad():
             assert torch.equal(tiny_models.load(saved)(ids).logits, tiny_models.load(source)(ids).logits)

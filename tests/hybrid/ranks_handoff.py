@@ -18,10 +18,9 @@ from spark_megatron.engine.parallel import Parallel
 from spark_megatron.hybrid.handoff import HandoffError, Hybrid, Probe
 from spark_megatron.rollout import weight_transfer
 from spark_megatron.rollout.base import Request, Sampler
-from spark_megatron.rollout.scripted import ScriptedSampler
 from tests import training_rows as step
 from tests.engine.ranks_engine import layout
-from tests.rollout.ranks_groups import byte_tokenizer
+from tests.rollout.ranks_groups import byte_tokenizer, scripted
 from tests.rollout.ranks_vllm import prompt, sampler
 
 BOUND = 1e-3
@@ -42,7 +41,7 @@ def on_all_layouts(models: dict[str, Path]) -> dict[str, Any]:
             answers[model, "tp2", 1] = updated(engine, single)
             if model == "qwen2":
                 answers["faults"] = faults(engine, single)
-                answers["scripted"] = scripted(engine)
+                answers["without_model"] = without_model(engine)
         with layout(1, 2) as parallel:
             engine = engine_of(path, parallel)
             answers[model, "pp2", 1] = updated(engine, single)
@@ -142,9 +141,8 @@ def faults(engine: Engine, to: Sampler) -> dict[str, Any]:
     return answers
 
 
-def scripted(engine: Engine) -> int:
-    """The version that a sampler without a model holds after a hand-over: there is nothing to compare."""
-    tokenizer = byte_tokenizer()
-    hybrid = Hybrid(engine, ScriptedSampler(tokenizer=tokenizer, responses=["1"]), PROBE)
+def without_model(engine: Engine) -> int:
+    """How far the version of a sampler without a model is from the trainer's after a hand-over."""
+    hybrid = Hybrid(engine, scripted(byte_tokenizer(), ["1"]), PROBE)
     with hybrid.generating() as sampling:
         return sampling.weight_version - engine.weight_version

@@ -77,4 +77,4 @@ def test_the_probe_finds(fault: str, ranks: list[dict[Any, Any]]) -> None:
 
 
 def test_a_sampler_without_a_model_is_not_compared(ranks: list[dict[Any, Any]]) -> None:
-    assert [rank["scripted"] for rank in ranks] == [0, 0]
+    assert [rank["without_model"] for rank in ranks] == [0, 0]

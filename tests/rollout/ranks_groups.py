@@ -38,10 +38,14 @@ def check(groups: Sequence[Group]) -> list[Group]:
     ]
 
 
+def scripted(tokenizer: PreTrainedTokenizerFast, responses: Sequence[str]) -> ScriptedSampler:
+    return ScriptedSampler(model="", tokenizer=tokenizer, dtype="fp32", stop_tokens=[1], responses=responses)
+
+
 def groups(tasks: Sequence[Task], counts: Sequence[int]) -> dict[int, list[Group]]:
     """The groups of the first tasks, for each of some numbers of tasks."""
     tokenizer = byte_tokenizer()
-    sampler = ScriptedSampler(tokenizer=tokenizer, responses=RESPONSES)
+    sampler = scripted(tokenizer, RESPONSES)
     sampler.start_update()
     sampler.load([])
     sampler.finish_update(5)
