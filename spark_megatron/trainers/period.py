@@ -80,18 +80,25 @@ def update(
     loss = partial(token_loss, policy_loss=parts.policy_loss, kl_coef=kl_coef, kl_estimator=parts.kl_estimator)
     with span("update"):
         stats = [parts.engine.update(batches, loss, cfg.rollout.temperature) for batches in updates]
+    return _summary(stats)
+
+
+def _summary(stats: Sequence[Mapping[str, float]]) -> Metrics:
+    """One period's numbers from those of its optimiser steps; a mean over no token is left out.
+
+    "first_kl" and "first_ratio" are those of the first step alone, whose weights are still the sampling ones.
+    """
     first, total = mean_stats(stats[0]), mean_stats(combine(stats))
+    names = {"kl": "kl", "entropy": "entropy", "cross_entropy": "cross_entropy", "mismatch": "mismatch"}
+    names |= {"ratio": "ratio_mean", "clipped": "clip_frac"}
     return {
         "loss": total["loss"] / len(stats),
         "grad_norm": sum(s["grad_norm"] for s in stats) / len(stats),
         "lr": stats[-1]["lr"],
-        "entropy": total.get("entropy", 0.0),
         "tokens": total["tokens"],
-        **{name: total[name] for name in ("kl", "cross_entropy") if name in total},
-        **{f"{name}_mean": total[name] for name in ("ratio",) if name in total},
-        **({"clip_frac": total["clipped"]} if "clipped" in total else {}),
-        **{f"first_{name}": first[name] for name in ("kl", "ratio") if name in first},
-        **({"mismatch": total["mismatch"], "max_mismatch": total["max_mismatch"]} if "mismatch" in total else {}),
+        "max_mismatch": total["max_mismatch"],
+        **{name: total[key] for key, name in names.items() if key in total},
+        **{f"first_{key}": first[key] for key in ("kl", "ratio") if key in first},
     }
 
 

@@ -120,6 +120,16 @@ def test_every_layout_takes_the_same_first_step(tmp_path: Path) -> None:
             assert row[name] == pytest.approx(first["single"][name], rel=1e-5, abs=1e-7), (layout, name)
 
 
+def test_torchrun_starts_it_too(tmp_path: Path) -> None:
+    """The ranks agree on one run directory, though each composes its settings by itself."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "spark_megatron.cli.train"]
+    settings = ("experiment=spark_tiny", "trainer.total_steps=1", f"run_dir={tmp_path}/${{now:%H-%M-%S-%f}}")
+    subprocess.run([*command, *settings, *SCRIPTED], cwd=REPOSITORY, check=True, timeout=200)
+    (run_dir,) = tmp_path.iterdir()
+    assert len(rows(run_dir)) == 1
+    assert (run_dir / "config.yaml").exists()
+
+
 def test_cold_start_command_takes_its_first_steps(tmp_path: Path) -> None:
     blank = tmp_path / "blank"
     subprocess.run([sys.executable, "tools/make_tiny_model.py", str(blank)], cwd=REPOSITORY, check=True)
