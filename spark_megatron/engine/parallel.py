@@ -28,6 +28,12 @@ class Parallel:
 
         if not parallel_state.model_parallel_is_initialized():
             parallel_state.initialize_model_parallel(tensor, pipeline)
+        present = (
+            parallel_state.get_tensor_model_parallel_world_size(),
+            parallel_state.get_pipeline_model_parallel_world_size(),
+        )
+        if present != (tensor, pipeline):
+            raise RuntimeError(f"this process has groups for (tensor, pipeline) = {present}, not {(tensor, pipeline)}")
         self.layout = Layout(tensor, pipeline, dist.get_world_size())
         self.tensor_group = parallel_state.get_tensor_model_parallel_group()
         self.pipeline_group = parallel_state.get_pipeline_model_parallel_group()

@@ -68,6 +68,7 @@ class Hybrid:
             return
         self.last_error = self.probe_error()
         if not self.last_error <= self.probe.bound:
+            self.sampler.weight_version = -1  # what it holds is not the trainer's: nobody may sample with it
             raise HandoffError(
                 f"after the hand-over of weights {self.engine.weight_version} a log-prob of the sampler differs from "
                 f"the trainer's by {self.last_error:.2e} nats, and rollout.max_logprob_error={self.probe.bound}: one "
