@@ -74,5 +74,10 @@ pip_install --no-compile -r "$lock" ||
   pip_failed "pip could not install $lock (its messages are above and in $log); mend that and run this again."
 pip_install -e . || pip_failed "pip could not install this checkout (its messages are above and in $log)."
 
+# Where no bytecode may be written later (PYTHONDONTWRITEBYTECODE), every start would compile all of it again. A few files
+# are templates and no Python: that they do not compile is no failure.
+say "compiling, on all cores"
+env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -W ignore -m compileall -q -j 0 .venv/lib >>"$log" 2>&1 || true
+
 printf '%s\n' "$stamp" >.venv/setup.stamp
 say "the environment is ready"
