@@ -80,7 +80,7 @@ def test_all_is_installed_without_dependency_resolution(checkout: Path) -> None:
     ]
     assert all(" --no-deps " in call for call in calls)
     assert "minutes" in done.stdout.splitlines()[0]
-    assert len(done.stdout.splitlines()) == 4
+    assert len(done.stdout.splitlines()) == 5
     assert done.stderr == ""
 
 
