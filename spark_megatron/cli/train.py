@@ -56,7 +56,8 @@ def _quiet_libraries() -> None:
     """Missing CUDA extensions and deprecations inside the libraries are not the user's; what fails still raises."""
     warnings.filterwarnings("ignore", module=r"(megatron|torch|vllm)\.")
     warnings.filterwarnings("ignore", category=SyntaxWarning)  # when a library is compiled at its first import
-    logging.getLogger("vllm").setLevel(logging.ERROR)
+    for library in ("vllm", "torch._library.triton"):
+        logging.getLogger(library).setLevel(logging.ERROR)
 
 
 def worker(overrides: list[str]) -> None:
