@@ -8,7 +8,7 @@ same loss and the same gradient, and a cut without trained tokens adds a zero th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -96,23 +96,6 @@ def token_loss(
         loss = loss + kl_coef * (batch.kl_weight * kl).sum()
         stats |= {"kl_tokens": _count(near), "kl": _total(near, kl)}
     return loss, {"loss": loss.detach().double(), **stats}
-
-
-def merge_stats(parts: Iterable[Mapping[str, torch.Tensor]]) -> Stats:
-    """The statistics of several micro-batches or ranks as those of one."""
-    merged: Stats = {}
-    for part in parts:
-        for key, value in part.items():
-            if key not in merged:
-                merged[key] = value
-            else:
-                merged[key] = torch.maximum(merged[key], value) if is_max(key) else merged[key] + value
-    return merged
-
-
-def is_max(key: str) -> bool:
-    """Whether a statistic combines by maximum rather than by addition."""
-    return key.startswith("max_")
 
 
 def mean_stats(stats: Mapping[str, torch.Tensor | float]) -> Metrics:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import get_args
 
 from spark_megatron.types import TASK_KINDS, Group, Metrics, Status
@@ -20,17 +20,6 @@ def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float:
             total += value * weight
             count += weight
     return total / count if count else math.nan
-
-
-def merge(parts: Sequence[tuple[Mapping[str, float], float]]) -> Metrics:
-    """One dict from several (metrics, count): each name is the count-weighted mean over the parts that have it."""
-    names = dict.fromkeys(name for metrics, _ in parts for name in metrics)
-    return {name: weighted_mean((m[name], count) for m, count in parts if name in m) for name in names}
-
-
-def prefixed(prefix: str, metrics: Mapping[str, float]) -> Metrics:
-    """``metrics`` with every name put under ``prefix/``."""
-    return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
 def group_sums(groups: Iterable[Group], *, earned: Mapping[Status, float | None]) -> dict[str, float]:

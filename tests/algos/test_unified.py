@@ -12,12 +12,11 @@ from spark_megatron.algos.policy_loss import PPOClip
 from spark_megatron.algos.unified import (
     Stats,
     component_coefs,
-    is_max,
     mean_stats,
-    merge_stats,
     merged_coefs,
     token_loss,
 )
+from spark_megatron.runtime import combine
 from spark_megatron.types import Batch
 
 CLIP = PPOClip(clip_low=0.2, clip_high=0.2)
@@ -259,19 +258,8 @@ def test_any_cut_gives_the_same_loss_gradient_and_statistics(
     for rows, (_, part_grad, _) in zip(parts, results, strict=True):
         grad[rows] = part_grad
     torch.testing.assert_close(grad, whole_grad, rtol=1e-12, atol=1e-15)
-    merged = merge_stats(stats for _, _, stats in results)
+    merged = combine({name: float(value) for name, value in stats.items()} for _, _, stats in results)
     assert mean_stats(merged) == pytest.approx(mean_stats(whole_stats), rel=1e-10, abs=1e-12)
-
-
-def test_merging_adds_sums_and_keeps_the_largest_maximum() -> None:
-    one, two = torch.tensor(1.0), torch.tensor(2.0)
-    assert merge_stats([{"ratio": one, "max_mismatch": two}, {"ratio": two, "max_mismatch": one}]) == {
-        "ratio": torch.tensor(3.0),
-        "max_mismatch": two,
-    }
-    assert merge_stats([]) == {}
-    assert is_max("max_mismatch")
-    assert not is_max("mismatch")
 
 
 def test_component_coefs_give_every_component_its_own_mean() -> None:

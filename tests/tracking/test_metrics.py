@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from spark_megatron.tracking.metrics import from_sums, group_sums, merge, prefixed, weighted_mean
+from spark_megatron.tracking.metrics import from_sums, group_sums, weighted_mean
 from spark_megatron.types import Group, Verdict
 
 EARNED = {"unparsed": 0.0, "truncated": 0.0, "timeout": None, "error": None}
@@ -18,14 +18,6 @@ def test_weighted_mean_by_hand() -> None:
     assert weighted_mean([(1.0, 1), (4.0, 3)]) == 3.25
     assert weighted_mean([(math.nan, 0), (2.0, 5)]) == 2.0
     assert math.isnan(weighted_mean([]))
-
-
-def test_merge_means_each_name_over_the_parts_that_have_it() -> None:
-    assert merge([({"kl": 1.0, "solve": 0.5}, 1), ({"kl": 2.0}, 3)]) == {"kl": 1.75, "solve": 0.5}
-
-
-def test_prefixed() -> None:
-    assert prefixed("policy", {"kl": 0.1}) == {"policy/kl": 0.1}
 
 
 def test_one_kind_by_hand(make_group: MakeGroup) -> None:
