@@ -40,6 +40,10 @@ class ParallelConfig:
     ranks: int
     tensor: int
     pipeline: int
+    context: int
+    expert: int
+    virtual: int
+    sequence: bool
 
 
 @dataclass(frozen=True)
@@ -107,13 +111,16 @@ class ObjectiveConfig:
 class OptimConfig:
     lr: float
     min_lr: float
-    decay: Literal["constant", "linear", "cosine"]
+    decay: Literal["constant", "linear", "cosine", "wsd"]
     decay_updates: int | None
+    wsd_updates: int
     warmup_updates: int
     weight_decay: float
     betas: tuple[float, float]
     eps: float
     clip_grad: float
+    frozen: tuple[str, ...]
+    offload: bool
 
 
 @dataclass(frozen=True)
@@ -133,7 +140,18 @@ class TrackingConfig:
 @dataclass(frozen=True)
 class EngineConfig:
     bucket_mb: float
+    logits_mb: float
     timeout_s: float
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """``resume`` is "auto", "never" or the directory of a checkpoint."""
+
+    every: int
+    keep: int
+    asynchronous: bool
+    resume: str
 
 
 @dataclass(frozen=True)
@@ -151,6 +169,7 @@ class Config:
     eval: EvalConfig
     tracking: TrackingConfig
     engine: EngineConfig
+    checkpoint: CheckpointConfig
     advantage: Node
     policy_loss: Node
     kl_schedule: Node
@@ -210,6 +229,8 @@ def convert(value: Any, kind: Any, name: str) -> Any:
             raise ConfigError(f"{name}={shown(value)} is not a choice{nearest(str(value), map(str, args))}")
         return value
     if origin is tuple:
+        if isinstance(value, list) and args[1:] == (...,):
+            return tuple(convert(v, args[0], f"{name}[{i}]") for i, v in enumerate(value))
         if not isinstance(value, list) or len(value) != len(args):
             raise ConfigError(f"{name}={shown(value)} must be a list of {len(args)} values")
         return tuple(convert(v, a, f"{name}[{i}]") for i, (v, a) in enumerate(zip(value, args, strict=True)))
@@ -263,14 +284,15 @@ def parse(cfg: DictConfig) -> Config:
 
 
 _POSITIVE = (
-    "parallel.ranks", "parallel.tensor", "parallel.pipeline", "trainer.total_steps", "trainer.tasks_per_step",
+    "parallel.ranks", "parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.expert", "parallel.virtual",
+    "trainer.total_steps", "trainer.tasks_per_step",
     "trainer.max_tokens_per_microbatch", "rollout.temperature", "rollout.max_new_tokens", "rollout.max_logprob_error",
     "rollout.probe_prompts", "rollout.probe_tokens", "objective.updates_per_period", "optim.lr", "optim.eps",
-    "optim.clip_grad", "eval.items", "eval.max_new_tokens", "engine.bucket_mb", "engine.timeout_s",
+    "optim.clip_grad", "eval.items", "eval.max_new_tokens", "engine.bucket_mb", "engine.logits_mb", "engine.timeout_s", "checkpoint.keep",
 )  # fmt: skip
 _NOT_NEGATIVE = (
-    "trainer.eval_every", "optim.min_lr", "optim.warmup_updates", "optim.weight_decay", "eval.rounds",
-    "tracking.record_groups",
+    "trainer.eval_every", "optim.min_lr", "optim.warmup_updates", "optim.wsd_updates", "optim.weight_decay", "eval.rounds",
+    "tracking.record_groups", "checkpoint.every",
 )  # fmt: skip
 
 

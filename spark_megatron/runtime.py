@@ -1,4 +1,4 @@
-"""Starting and ending torch.distributed, seeds, rank-zero printing, and small reductions over all ranks."""
+"""The process and its job: environment, start and end, seeds, versions, rank-zero printing, small reductions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import datetime
 import glob
 import os
 import random
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+PACKAGES = ("torch", "megatron-core", "transformers", "hydra-core")
 
 
 def has_gpu() -> bool:
@@ -97,6 +102,19 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def provenance() -> dict[str, Any]:
+    """Git revision (None outside a checkout) and versions of what the numbers depend on."""
+    git = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    versions = {name: version(name) for name in PACKAGES}
+    return {"git": git.stdout.strip() or None, "python": sys.version.split()[0], "packages": versions}
+
+
 def say(message: str) -> None:
     """Print on rank zero."""
     if rank() == 0:
@@ -136,3 +154,16 @@ def broadcast_from_zero(item: T) -> T:
     dist.broadcast_object_list(box, src=0)
     return box[0]
 
+
+def decided_by_zero(decide: Callable[[], T], refusal: type[Exception]) -> T:
+    """What ``decide`` gives on rank zero, the only one to call it; a ``refusal`` is raised on all. A collective."""
+    decision: Any = None
+    if rank() == 0:
+        try:
+            decision = decide()
+        except refusal as error:
+            decision = error
+    decision = broadcast_from_zero(decision)
+    if isinstance(decision, refusal):
+        raise decision
+    return decision

@@ -99,12 +99,15 @@ class Sample:
 
 @dataclass
 class Batch:
-    """A micro-batch of right-padded rows; position t predicts ``labels[:, t]`` (= ``tokens[:, t + 1]``).
+    """A micro-batch: sequences packed one behind the other, without padding.
 
-    All tensors are [rows, length]. ``weight`` is ``coef_c / N_c`` on trained positions and 0 elsewhere, so that the
-    loss of a step is a plain sum. ``kl_weight`` is ``1 / N`` over all trained policy-gradient tokens of the step.
+    All tensors but ``cu_seqlens`` are [tokens]; position t predicts ``labels[t]``, the next token of its sequence.
+    ``weight`` is ``coef_c / N_c`` on trained positions and 0 elsewhere, so that the loss of a step is a plain sum.
+    ``kl_weight`` is ``1 / N`` over all trained policy-gradient tokens of the step.
     """
 
+    cu_seqlens: torch.Tensor
+    """int32 [sequences + 1]: sequence i holds the positions ``cu_seqlens[i]`` to ``cu_seqlens[i + 1]``."""
     tokens: torch.Tensor
     labels: torch.Tensor
     weight: torch.Tensor
@@ -120,13 +123,17 @@ class Batch:
 
     @property
     def trained(self) -> torch.Tensor:
-        """Bool [rows, length]: positions that take part in the loss."""
+        """Bool [tokens]: positions that take part in the loss."""
         return (self.weight != 0) | (self.kl_weight != 0)
+
+    def per_token(self) -> dict[str, torch.Tensor]:
+        """The [tokens] tensors that are there, by name."""
+        names = (f.name for f in fields(self) if f.name != "cu_seqlens")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def to(self, device: torch.device) -> Batch:
         """The same batch with its tensors on ``device``."""
-        present = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
-        return Batch(**{name: x.to(device) for name, x in present.items()})
+        return Batch(self.cu_seqlens.to(device), **{name: x.to(device) for name, x in self.per_token().items()})
 
 
 Metrics = dict[str, float]

@@ -72,3 +72,19 @@ def test_variables_that_are_set_are_respected(monkeypatch: pytest.MonkeyPatch) -
     runtime.prepare_environment()
     assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
     assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
+
+
+def test_provenance_names_revision_and_versions() -> None:
+    found = runtime.provenance()
+    assert set(found) == {"git", "python", "packages"}
+    assert set(found["packages"]) >= {"torch", "megatron-core", "transformers", "hydra-core"}
+
+
+def test_rank_zero_decides_and_its_refusal_is_everybodys() -> None:
+    assert runtime.decided_by_zero(lambda: 5, ValueError) == 5
+
+    def refuse() -> int:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="^no$"):
+        runtime.decided_by_zero(refuse, ValueError)

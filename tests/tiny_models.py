@@ -33,19 +33,42 @@ _SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+_QWEN3 = {**_SHAPE, "hidden_size": 64, "head_dim": 32}
+"""Heads of 32 although hidden / heads is 16: the config's own head_dim must be read."""
+
+_MOE: dict[str, Any] = {
+    **_SHAPE,
+    "head_dim": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+}
+
+
+def _rope(**settings: Any) -> dict[str, Any]:
+    """A context of 256 made from one of 32, so that short sequences reach beyond the original one."""
+    scaled = {"rope_theta": 5000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+    return {**_SHAPE, "max_position_embeddings": 256, "rope_parameters": {**scaled, **settings}}
+
+
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**_SHAPE, tie_word_embeddings=False),
+    "llama3": LlamaConfig(
+        **_rope(rope_type="llama3", low_freq_factor=1.0, high_freq_factor=4.0), tie_word_embeddings=False
+    ),
+    "llama_linear": LlamaConfig(**_rope(rope_type="linear"), tie_word_embeddings=False),
     "qwen2": Qwen2Config(**_SHAPE, tie_word_embeddings=True),
     "qwen2_untied": Qwen2Config(**_SHAPE, tie_word_embeddings=False),
-    # Heads of 32 although hidden / heads is 16: the config's own head_dim must be read.
-    "qwen3": Qwen3Config(**{**_SHAPE, "hidden_size": 64, "head_dim": 32}, tie_word_embeddings=True),
-    "qwen3_moe": Qwen3MoeConfig(
-        **{**_SHAPE, "head_dim": 32, "num_hidden_layers": 2},
-        tie_word_embeddings=False,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=64,
-        norm_topk_prob=True,
+    "qwen2_yarn": Qwen2Config(**_rope(rope_type="yarn"), tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**_QWEN3, tie_word_embeddings=True),
+    "qwen3_yarn": Qwen3Config(
+        **{**_rope(rope_type="yarn", attention_factor=1.3, beta_fast=16.0), "head_dim": 32}, tie_word_embeddings=False
+    ),
+    "qwen3_moe": Qwen3MoeConfig(**{**_MOE, "num_hidden_layers": 2}, tie_word_embeddings=False),
+    # Layer 1 is dense, and the weights of the chosen experts do not add up to 1.
+    "qwen3_moe_mixed": Qwen3MoeConfig(
+        **{**_MOE, "num_experts_per_tok": 3, "norm_topk_prob": False, "mlp_only_layers": [1]}, tie_word_embeddings=True
     ),
 }
 

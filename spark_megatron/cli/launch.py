@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
+from spark_megatron.cli import resume
 from spark_megatron.cli.compose import load
 from spark_megatron.cli.run_dir import reserve
 
@@ -15,6 +17,10 @@ def launch(overrides: list[str]) -> int:
     """Run the job to its end; returns the exit code (0 when every rank succeeded)."""
     _, config = load(overrides)
     run_dir = Path(config.run_dir).absolute()
+    start = resume.plan(replace(config, run_dir=str(run_dir)))
+    if start.finished:
+        print(start.message, file=sys.stderr)
+        return 0
     reserve(run_dir)
     print(f"{config.name}: {config.parallel.ranks} ranks, results in {run_dir}", file=sys.stderr, flush=True)
     code = _start_ranks([*overrides, f"run_dir={_quoted(run_dir)}"], config.parallel.ranks)

@@ -22,7 +22,7 @@ from spark_megatron.config import ConfigError, Node, convert, nearest, shown
 SUPPLIED: Mapping[str, Collection[str]] = {
     "objective.kl_estimator": ("logp", "ref_logp"),
     "rollout.backend": ("model", "tokenizer", "dtype", "stop_tokens"),
-    "trainer.loop": ("cfg", "parts"),
+    "trainer.loop": ("cfg", "parts", "saves"),
 }
 """Arguments that the program adds to those of a node; they are no settings."""
 

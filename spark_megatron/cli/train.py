@@ -13,9 +13,15 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spark_megatron import runtime
-from spark_megatron.config import ConfigError
+from spark_megatron.config import Config, ConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from spark_megatron.cli.resume import Start
 
 
 def main() -> None:
@@ -71,7 +77,6 @@ def worker(overrides: list[str]) -> None:
 
 
 def _run(overrides: list[str]) -> None:
-    from spark_megatron.cli import run_dir
     from spark_megatron.cli.compose import load
     from spark_megatron.engine import platform
     from spark_megatron.trainers.run import run
@@ -84,12 +89,26 @@ def _run(overrides: list[str]) -> None:
         )
     runtime.start(platform.distributed_backend(), config.engine.timeout_s)
     try:
+        if runtime.rank():
+            logging.getLogger("spark_megatron").setLevel(logging.ERROR)  # one warning is enough
         directory = Path(runtime.broadcast_from_zero(config.run_dir)).absolute()
-        if runtime.rank() == 0:
-            run_dir.prepare(directory, composed)
-        run(replace(config, run_dir=str(directory)))
+        config = replace(config, run_dir=str(directory))
+        start = runtime.decided_by_zero(lambda: _begin(config, composed), ConfigError)
+        if not start.finished:
+            run(config, start.checkpoint)
     finally:
         runtime.stop()
+
+
+def _begin(config: Config, composed: DictConfig) -> Start:
+    """Say how the run starts and, where it does, write its settings."""
+    from spark_megatron.cli import resume, run_dir
+
+    start = resume.plan(config)
+    runtime.say(start.message)
+    if not start.finished:
+        run_dir.prepare(Path(config.run_dir), composed)
+    return start
 
 
 if __name__ == "__main__":

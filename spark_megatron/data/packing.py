@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from spark_megatron.types import Batch, Component, Sample
+
+Plan = list[list[list[int]]]
+"""``plan[rank][micro-batch]``: the indices of the rows that a data rank's micro-batch holds."""
 
 
 def token_counts(samples: Sequence[Sample]) -> dict[Component, int]:
@@ -32,77 +36,95 @@ def split_updates(samples: Sequence[Sample], k: int, rng: random.Random) -> list
     return [shuffled[part::k] for part in range(k)]
 
 
-def pack(
-    samples: Sequence[Sample], token_weight: Mapping[Component, float], kl_count: int, max_tokens: int, pad_id: int
-) -> list[Batch]:
-    """Micro-batches of at most ``max_tokens`` tokens, padding included; a longer single row is one of its own.
+def partition(lengths: Sequence[int], max_tokens: int, ranks: int) -> Plan:
+    """Which rows go into which micro-batch of which data rank.
+
+    Every rank gets the same number of micro-batches, the smallest that keeps each within ``max_tokens`` (a longer row
+    is alone in one). Rows are dealt longest first, each to the micro-batch with the fewest tokens, so that all ranks
+    have nearly the same work; see ``imbalance``. A micro-batch may be empty when there are too few rows.
+    """
+    if max_tokens < 1 or ranks < 1:
+        raise ValueError(f"max_tokens={max_tokens} and ranks={ranks} must be at least 1")
+    longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    count = max(1, -(-sum(lengths) // (max_tokens * ranks)))
+    while True:
+        parts = _deal(longest_first, lengths, count * ranks)
+        if all(len(part) == 1 or sum(lengths[row] for row in part) <= max_tokens for part in parts):
+            # The fullest micro-batches come first, so that all ranks run equally full ones at the same time.
+            parts.sort(key=lambda part: -sum(lengths[row] for row in part))
+            return [parts[rank::ranks] for rank in range(ranks)]
+        count += 1
+
+
+def _deal(rows: Sequence[int], lengths: Sequence[int], parts: int) -> list[list[int]]:
+    dealt: list[list[int]] = [[] for _ in range(parts)]
+    fill = [(0, part) for part in range(parts)]
+    for row in rows:
+        tokens, part = heapq.heappop(fill)
+        dealt[part].append(row)
+        heapq.heappush(fill, (tokens + lengths[row], part))
+    return dealt
+
+
+def imbalance(lengths: Sequence[int], plan: Plan) -> float:
+    """Tokens of the busiest data rank over the mean of all (1.0: perfectly even; 1.0 without tokens)."""
+    tokens = [sum(lengths[row] for part in parts for row in part) for parts in plan]
+    return max(tokens) * len(tokens) / sum(tokens) if sum(tokens) else 1.0
+
+
+def lengths_of(samples: Sequence[Sample]) -> list[int]:
+    """Tokens of each sample, prompt and response."""
+    return [len(sample.prompt) + len(sample.response) for sample in samples]
+
+
+def pack(samples: Sequence[Sample], token_weight: Mapping[Component, float], kl_count: int) -> Batch:
+    """One micro-batch that holds ``samples`` one behind the other.
 
     ``token_weight`` (coef_c / N_c per component) and ``kl_count`` must come from the whole step, over all micro-batches
-    and data ranks; the step's loss is then the sum over all batches. Without samples there is one batch of a single
-    row of two tokens and zero weight, so that every rank has something to run.
+    and data ranks; the step's loss is then the sum over all batches. Without samples the batch is one sequence of two
+    tokens and zero weight, so that every rank has something to run.
     """
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens={max_tokens}: must be at least 1")
     unknown = sorted({sample.component for sample in samples} - set(token_weight))
     if unknown:
         raise ValueError(f"no token weight for the components {unknown}; there are weights for {sorted(token_weight)}")
-    kl_weight = _kl_weight(samples, kl_count)
-    rows = sorted(samples, key=_length)
-    batches = [_batch(part, token_weight, kl_weight, pad_id) for part in _cut(rows, max_tokens)]
-    return batches or [_empty(1, 2, pad_id)]
-
-
-def _length(sample: Sample) -> int:
-    return len(sample.prompt) + len(sample.response)
-
-
-def _cut(rows: Sequence[Sample], max_tokens: int) -> list[list[Sample]]:
-    """Consecutive runs of rows, shortest row first, each as large as ``max_tokens`` allows."""
-    parts: list[list[Sample]] = []
-    for row in rows:
-        if parts and (len(parts[-1]) + 1) * _length(row) <= max_tokens:
-            parts[-1].append(row)
-        else:
-            parts.append([row])
-    return parts
-
-
-def _kl_weight(samples: Sequence[Sample], kl_count: int) -> float:
     if kl_count < kl_token_count(samples):
         raise ValueError(f"kl_count={kl_count}: below the {kl_token_count(samples)} policy-gradient tokens given")
-    return 1.0 / kl_count if kl_count else 0.0
-
-
-def _batch(rows: Sequence[Sample], weights: Mapping[Component, float], kl_weight: float, pad_id: int) -> Batch:
-    batch = _empty(len(rows), max(map(_length, rows)), pad_id)
-    for index, sample in enumerate(rows):
-        if not sample.prompt or not sample.response:
-            raise ValueError(f"a sample of {len(sample.prompt)} prompt and {len(sample.response)} response tokens")
-        batch.tokens[index, : _length(sample)] = torch.tensor(sample.prompt + sample.response)
-        # The token at position t is predicted at position t - 1.
-        trained = slice(len(sample.prompt) - 1, _length(sample) - 1)
-        batch.weight[index, trained] = weights[sample.component]
-        if sample.loss == "cross_entropy":
-            batch.supervised[index, trained] = True
-            continue
-        if len(sample.rollout_logprobs) != len(sample.response):
-            raise ValueError(f"{len(sample.rollout_logprobs)} log-probs for {len(sample.response)} sampled tokens")
-        batch.kl_weight[index, trained] = kl_weight
-        batch.advantage[index, trained] = sample.advantage
-        batch.rollout_logprobs[index, trained] = torch.tensor(sample.rollout_logprobs)
-    batch.labels[:, :-1] = batch.tokens[:, 1:]
+    lengths = lengths_of(samples) or [2]
+    batch = _empty(lengths)
+    for start, sample in zip(batch.cu_seqlens.tolist(), samples, strict=False):
+        _write(batch, start, sample, token_weight[sample.component], 1.0 / kl_count if kl_count else 0.0)
     return batch
 
 
-def _empty(rows: int, length: int, pad_id: int) -> Batch:
-    """A batch of padding only."""
-    shape = (rows, length)
+def _write(batch: Batch, start: int, sample: Sample, weight: float, kl_weight: float) -> None:
+    if not sample.prompt or not sample.response:
+        raise ValueError(f"a sample of {len(sample.prompt)} prompt and {len(sample.response)} response tokens")
+    end = start + len(sample.prompt) + len(sample.response)
+    batch.tokens[start:end] = torch.tensor(sample.prompt + sample.response)
+    batch.labels[start : end - 1] = batch.tokens[start + 1 : end]
+    # The token at position t is predicted at position t - 1.
+    trained = slice(start + len(sample.prompt) - 1, end - 1)
+    batch.weight[trained] = weight
+    if sample.loss == "cross_entropy":
+        batch.supervised[trained] = True
+        return
+    if len(sample.rollout_logprobs) != len(sample.response):
+        raise ValueError(f"{len(sample.rollout_logprobs)} log-probs for {len(sample.response)} sampled tokens")
+    batch.kl_weight[trained] = kl_weight
+    batch.advantage[trained] = sample.advantage
+    batch.rollout_logprobs[trained] = torch.tensor(sample.rollout_logprobs)
+
+
+def _empty(lengths: Sequence[int]) -> Batch:
+    """Sequences of the given lengths that hold token 0 and train nothing."""
+    tokens = sum(lengths)
     return Batch(
-        tokens=torch.full(shape, pad_id),
-        labels=torch.full(shape, pad_id),
-        weight=torch.zeros(shape),
-        kl_weight=torch.zeros(shape),
-        advantage=torch.zeros(shape),
-        supervised=torch.zeros(shape, dtype=torch.bool),
-        rollout_logprobs=torch.full(shape, float("nan")),
+        cu_seqlens=torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32),
+        tokens=torch.zeros(tokens, dtype=torch.long),
+        labels=torch.zeros(tokens, dtype=torch.long),
+        weight=torch.zeros(tokens),
+        kl_weight=torch.zeros(tokens),
+        advantage=torch.zeros(tokens),
+        supervised=torch.zeros(tokens, dtype=torch.bool),
+        rollout_logprobs=torch.full((tokens,), float("nan")),
     )

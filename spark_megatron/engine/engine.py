@@ -6,29 +6,36 @@ It knows tensors and parallelism. It knows nothing of prompts, rewards, objectiv
 from __future__ import annotations
 
 import contextlib
-import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
 from torch import Tensor
 
+from spark_megatron.data.packing import pack
 from spark_megatron.engine import model as models
-from spark_megatron.engine import optim, schedule
-from spark_megatron.engine.logprobs import vocab_parallel_logprobs
+from spark_megatron.engine import optim, platform, schedule
+from spark_megatron.engine.local import Local, place
+from spark_megatron.engine.logprobs import linear_logprobs
+from spark_megatron.engine.offload import HostState
 from spark_megatron.engine.parallel import Parallel
-from spark_megatron.engine.weights.stream import Bucket, Placement, export_hf, load_hf, save_hf
-from spark_megatron.engine.weights.table import table
+from spark_megatron.engine.weights.placement import Placement
+from spark_megatron.engine.weights.stream import Bucket, export_hf, load_hf, save_hf
 from spark_megatron.runtime import combine, gather
 from spark_megatron.types import Batch
 
 Loss = Callable[[Tensor, Tensor, Batch], tuple[Tensor, dict[str, Tensor]]]
-"""(log-probs, entropies, micro-batch), all [rows, length] -> (scalar to minimise, detached sums to report)."""
+"""(log-probs, entropies, micro-batch), all [tokens] -> (scalar to minimise, detached sums to report)."""
 
 Snapshot = dict[str, Tensor]
-"""A copy of this rank's parameters, by megatron-core name."""
+"""A copy of this rank's parameters, by chunk and megatron-core name."""
 
 
 class Engine:
@@ -40,6 +47,7 @@ class Engine:
         dtype: of parameters and activations; gradients and optimizer state are fp32.
         settings: optimizer and learning-rate schedule.
         bucket_bytes: size of the pieces in which weights are exported.
+        logits_bytes: memory that the logits of one piece of a micro-batch may take.
     """
 
     def __init__(
@@ -48,70 +56,124 @@ class Engine:
         parallel: Parallel,
         dtype: torch.dtype,
         settings: optim.OptimSettings,
+        *,
         bucket_bytes: int,
+        logits_bytes: int,
     ) -> None:
-        self.directory, self.parallel, self.bucket_bytes = Path(directory), parallel, bucket_bytes
+        self.directory, self.parallel, self.settings = Path(directory), parallel, settings
+        self.bucket_bytes, self.logits_bytes = bucket_bytes, logits_bytes
         self.hf = models.read_config(directory)
-        module = models.build(self.hf, parallel, dtype)
-        self.placement = Placement(table(self.hf), module, parallel, self.hf.num_hidden_layers)
+        modules = models.build(self.hf, parallel, dtype)
+        self.placement = Placement(self.hf, modules, parallel)
         load_hf(self.placement, directory)
-        self.ddp = optim.data_parallel(module, module.config)
-        self.optimizer = optim.optimizer(self.ddp, settings, dtype)
+        optim.freeze(self.placement, settings.frozen)
+        self.chunks = optim.data_parallel(modules)
+        self.optimizer = optim.optimizer(self.chunks, settings, dtype)
         self.lr_schedule = optim.lr_schedule(self.optimizer, settings)
+        self._host_state = HostState(self.optimizer, list(self._parameters().values())) if settings.offload else None
         self.weight_version = 0
+        self.skipped_updates = 0
+        """Updates whose gradient was not finite, since the start of the run."""
 
-    def _logprobs(self, batch: Batch, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        group = self.parallel.tensor_group
-        return vocab_parallel_logprobs(logits, batch.labels, group, self.hf.vocab_size, temperature)
+    def _logprobs(self, local: Local, hidden: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of this rank's tokens from the hidden states [tokens (/ tp), 1, hidden size]."""
+        hidden = hidden.squeeze(1)
+        if self.parallel.layout.sequence:
+            hidden = gather_from_sequence_parallel_region(hidden)
+        else:
+            hidden = copy_to_tensor_model_parallel_region(hidden)
+        return linear_logprobs(
+            hidden,
+            self.chunks[-1].module.head(),
+            local.batch.labels,
+            group=self.parallel.tensor_group,
+            vocab_size=self.hf.vocab_size,
+            temperature=temperature,
+            logits_bytes=self.logits_bytes,
+        )
+
+    def _place(self, batches: Sequence[Batch]) -> list[Local]:
+        """This rank's part of each micro-batch, and as many empty ones as the layout needs.
+
+        Expert parallelism exchanges tokens between data ranks within every micro-batch, so that all need the same
+        number; interleaved pipelines need a multiple of their depth.
+        """
+        layout, count = self.parallel.layout, len(batches)
+        if layout.expert > 1:
+            most = torch.tensor(count, device=platform.device())
+            dist.all_reduce(most, dist.ReduceOp.MAX, group=self.parallel.data_group)
+            count = int(most)
+        if layout.virtual > 1:
+            count = -(-count // layout.pipeline) * layout.pipeline
+        return place([*batches, *[_empty_like(batches[0])] * (count - len(batches))], self.parallel)
 
     def logprobs(self, batches: Sequence[Batch], temperature: float) -> list[Tensor]:
-        """Log-probs of the labels, [rows, length] per micro-batch, fp32, on every rank of the model-parallel group."""
-        self.ddp.eval()
+        """Log-probs of the labels, [tokens] per micro-batch, fp32, on every rank that shares the batches."""
+        for chunk in self.chunks:
+            chunk.eval()
+        locals_ = self._place(batches)
         outputs = schedule.forward(
-            self.ddp, batches, lambda batch, logits: self._logprobs(batch, logits, temperature)[0]
+            self.chunks, locals_, lambda local, hidden: self._logprobs(local, hidden, temperature)[0]
         )
-        if self.parallel.layout.pipeline == 1:
-            return outputs
-        results = outputs or [torch.empty(b.tokens.shape, device=b.tokens.device) for b in batches]
-        for result in results:
-            dist.broadcast(result, self.parallel.last_stage_rank(), group=self.parallel.pipeline_group)
+        if self.parallel.last_stage:
+            group = self.parallel.context_group
+            results = [local.gather(x, group) for local, x in zip(locals_, outputs, strict=True)][: len(batches)]
+        else:
+            results = [torch.empty(len(b.tokens), device=b.tokens.device) for b in batches]
+        if self.parallel.layout.pipeline > 1:
+            for result in results:
+                dist.broadcast(result, self.parallel.last_stage_rank(), group=self.parallel.pipeline_group)
         return results
 
     def update(self, batches: Sequence[Batch], loss: Loss, temperature: float) -> dict[str, float]:
         """One optimiser step on micro-batches whose weights are already global.
 
-        Returns, on every rank, the sums that ``loss`` reported over all micro-batches and data ranks ("max_" keys: the
-        maximum), plus "grad_norm" and "lr".
+        An update whose gradient is not finite leaves weights, optimizer and learning rate as they are.
 
-        Raises:
-            FloatingPointError: the gradient norm is not finite; the weights are then not to be used.
+        Returns, on every rank, the sums that ``loss`` reported over all micro-batches, data and context ranks ("max_"
+        keys: the maximum), plus "grad_norm" (before clipping), "lr", and "skipped" (1 if nothing was updated).
         """
-        self.ddp.train()
-        self.ddp.zero_grad_buffer()
-        self.optimizer.zero_grad()
+        stats = self.accumulate(batches, loss, temperature)
         lr = self.optimizer.param_groups[0]["lr"]
+        with self.optimizer_state():
+            updated, grad_norm = optim.apply_gradients(self.optimizer, self.settings.clip_grad)
+        if updated:
+            self.lr_schedule.step(1)
+            self.weight_version += 1
+        else:
+            self.skipped_updates += 1
+        return stats | {"grad_norm": grad_norm, "lr": lr, "skipped": float(not updated)}
 
-        def from_logits(batch: Batch, logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            return loss(*self._logprobs(batch, logits, temperature), batch)
+    def optimizer_state(self) -> contextlib.AbstractContextManager[None]:
+        """The optimizer's state on the device: hold this wherever it is read or written."""
+        return contextlib.nullcontext() if self._host_state is None else self._host_state.present()
 
-        stats = schedule.forward_backward(self.ddp, self.parallel.layout.data, batches, from_logits)
-        _, grad_norm, _ = self.optimizer.step()
-        if not math.isfinite(grad_norm):
-            raise FloatingPointError(f"the gradient norm is {grad_norm}: lower optim.lr or look at the batch's weights")
-        self.lr_schedule.step(1)
-        self.weight_version += 1
+    def accumulate(self, batches: Sequence[Batch], loss: Loss, temperature: float) -> dict[str, float]:
+        """Fill the gradient buffers with the gradient of the loss over all ranks; the statistics of ``update``."""
+        for chunk in self.chunks:
+            chunk.train()
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+        def from_hidden(local: Local, hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            return loss(*self._logprobs(local, hidden, temperature), local.batch)
+
+        stats = schedule.forward_backward(self.chunks, self.parallel.data, self._place(batches), from_hidden)
         one_per_data_rank = [] if self.parallel.tensor_rank else stats
         sums = combine({key: float(value) for key, value in s.items()} for s in one_per_data_rank)
-        return combine(gather(sums)) | {"grad_norm": float(grad_norm), "lr": lr}
+        return combine(gather(sums))
+
+    def _parameters(self) -> dict[str, torch.nn.Parameter]:
+        return {f"{i}.{name}": p for i, chunk in enumerate(self.chunks) for name, p in chunk.module.named_parameters()}
 
     def snapshot(self) -> Snapshot:
         """A frozen copy of this rank's current parameters (for a reference policy)."""
-        return {name: p.detach().clone() for name, p in self.ddp.module.named_parameters()}
+        return {name: p.detach().clone() for name, p in self._parameters().items()}
 
     @contextlib.contextmanager
     def holding(self, snapshot: Snapshot) -> Iterator[None]:
         """Compute with the parameters of a snapshot; nothing is copied, the current ones come back on exit."""
-        parameters = dict(self.ddp.module.named_parameters())
+        parameters = self._parameters()
         current = {name: p.data for name, p in parameters.items()}
         try:
             for name, p in parameters.items():
@@ -136,3 +198,11 @@ class Engine:
         dist.barrier()
         save_hf(self.placement, target, self.bucket_bytes)
         dist.barrier()
+
+
+def _empty_like(batch: Batch) -> Batch:
+    """A micro-batch that trains nothing and has every tensor that ``batch`` has."""
+    empty = pack([], {}, 0).to(batch.tokens.device)
+    given = empty.per_token()
+    more = {name: x.new_zeros(len(empty.tokens)) for name, x in batch.per_token().items() if name not in given}
+    return replace(empty, **more)

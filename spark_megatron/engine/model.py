@@ -2,114 +2,95 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
-from typing import Any
 
 import torch
-from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
-from spark_megatron.engine import platform
-from spark_megatron.engine.parallel import Parallel
-
-FAMILIES = ("llama", "qwen2", "qwen3")
-"""Values of ``model_type`` in a HF config.json that the weight table and this builder know."""
+from spark_megatron.architecture import FAMILIES, Architecture
+from spark_megatron.engine import platform, rope
+from spark_megatron.engine.modules import Decoder, PackedAttention, RMSNorm
+from spark_megatron.engine.parallel import Layout, Parallel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-class RMSNorm(torch.nn.RMSNorm):
-    """megatron-core's constructor signature around torch's RMSNorm (its own wrapper refuses sequence parallelism)."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_unused: Any) -> None:
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (an attribute of megatron-core)
-
-
-class CausalAttention(MegatronModule):
-    """Core attention through torch's scaled_dot_product_attention: causal, grouped query heads, right-padded rows.
-
-    Padding needs no mask: it lies to the right of every real token, so causality hides it.
-    """
-
-    def __init__(self, config: TransformerConfig, layer_number: int, *_args: Any, **kwargs: Any) -> None:
-        super().__init__(config=config)
-        self.softmax_scale = kwargs.get("softmax_scale")
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_args: Any, **kwargs: Any) -> Tensor:
-        """query [s, b, heads, d], key and value [s, b, kv heads, d] -> [s, b, heads * d]."""
-        if kwargs.get("packed_seq_params") is not None:
-            raise ValueError("CausalAttention takes padded rows, not packed sequences")
-        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            is_causal=True,
-            scale=self.softmax_scale,
-            enable_gqa=query.shape[2] != key.shape[2],
-        )
-        return out.permute(2, 0, 1, 3).flatten(2)
 
 
 def read_config(directory: str | Path) -> PreTrainedConfig:
     """The HF config of a model directory; ValueError for a missing directory or an unsupported model."""
     path = Path(directory)
-    if not (path / "config.json").is_file():
+    file = path / "config.json"
+    if not file.is_file():
         raise ValueError(f"model directory {path} has no config.json: give a HF model directory")
     config = AutoConfig.from_pretrained(path)
     if config.model_type not in FAMILIES:
-        raise ValueError(f"{path}/config.json has model_type={config.model_type}; supported are {', '.join(FAMILIES)}")
-    rope = config.rope_parameters
-    if rope.get("rope_type", "default") != "default":
-        raise ValueError(f"{path}/config.json has rope_type={rope['rope_type']}; only 'default' is supported")
+        raise ValueError(f"{file} has model_type={config.model_type}; supported are {', '.join(FAMILIES)}")
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", False):
-        raise ValueError(f"{path}/config.json uses sliding-window attention, which is not supported")
+        raise ValueError(f"{file} uses sliding-window attention, which is not supported")
+    for key, supported in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
+        value = getattr(config, key, supported)
+        if value != supported:
+            raise ValueError(f"{file} has {key}={value}; only {supported} is supported")
+    rope.check(config, file)
     return config
 
 
-def head_dim(hf: PreTrainedConfig) -> int:
-    return getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+def fused_layers() -> bool:
+    """Whether layers are Transformer Engine's on this machine rather than megatron-core's own."""
+    return torch.cuda.is_available() and importlib.util.find_spec("transformer_engine") is not None
 
 
-def padded_vocab(hf: PreTrainedConfig, tensor_parallel: int) -> int:
-    """Rows of the embedding: the vocabulary, rounded up so that every tensor-parallel rank has the same number."""
-    return -(-hf.vocab_size // tensor_parallel) * tensor_parallel
-
-
-def transformer_config(hf: PreTrainedConfig, parallel: Parallel, dtype: torch.dtype) -> TransformerConfig:
-    """megatron-core's configuration of the model; fusions that need CUDA extensions are off without CUDA."""
+def transformer_config(hf: PreTrainedConfig, layout: Layout, dtype: torch.dtype) -> TransformerConfig:
+    """megatron-core's configuration of the model."""
+    model = Architecture.of(hf.to_dict())
+    model.check(layout)
+    factor = rope.frequencies(hf)[1]
     return TransformerConfig(
-        num_layers=hf.num_hidden_layers,
-        hidden_size=hf.hidden_size,
-        num_attention_heads=hf.num_attention_heads,
-        num_query_groups=hf.num_key_value_heads,
-        kv_channels=head_dim(hf),
-        ffn_hidden_size=hf.intermediate_size,
+        num_layers=model.layers,
+        hidden_size=model.hidden,
+        num_attention_heads=model.heads,
+        num_query_groups=model.groups,
+        kv_channels=model.head_dim,
+        ffn_hidden_size=model.ffn,
         normalization="RMSNorm",
         layernorm_epsilon=hf.rms_norm_eps,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
-        add_qkv_bias=hf.model_type == "qwen2",
-        qk_layernorm=hf.model_type == "qwen3",
+        add_qkv_bias=model.qkv_bias,
+        qk_layernorm=model.qk_norm,
         hidden_dropout=0.0,
         attention_dropout=0.0,
+        # A factor on cosine and sine of queries and keys is its square on the scores, with any kernel for the rotation.
+        softmax_scale=None if factor == 1.0 else factor**2 / model.head_dim**0.5,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
-        tensor_model_parallel_size=parallel.layout.tensor,
-        pipeline_model_parallel_size=parallel.layout.pipeline,
-        variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",  # the only one that allows variable lengths; unused in dense models
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        sequence_parallel=layout.sequence,
+        # Interleaved pipelines of two stages send forwards and backwards between the same two ranks at once.
+        # megatron-core keeps the two apart with unbatched messages of a known size, not when it exchanges sizes first.
+        variable_seq_lengths=layout.virtual == 1,
+        batch_p2p_comm=layout.virtual == 1,
+        num_moe_experts=model.experts or None,
+        moe_layer_freq=[int(sparse) for sparse in model.sparse],
+        moe_ffn_hidden_size=model.expert_ffn or None,
+        moe_router_topk=model.experts_per_token or 2,
+        # Probabilities of the chosen experts add up to 1 where the softmax is over them alone.
+        moe_router_pre_softmax=not getattr(hf, "norm_topk_prob", True),
+        moe_router_load_balancing_type="none",
+        moe_router_dtype="fp32",
+        moe_token_dispatcher_type="alltoall",  # the only one that allows variable lengths
+        moe_grouped_gemm=fused_layers() and model.experts > 0,
         batch_p2p_sync=False,
-        use_cpu_initialization=True,
+        use_cpu_initialization=not torch.cuda.is_available(),
         perform_initialization=False,
         gradient_accumulation_fusion=False,
         bias_activation_fusion=False,
@@ -120,31 +101,55 @@ def transformer_config(hf: PreTrainedConfig, parallel: Parallel, dtype: torch.dt
     )
 
 
-def layer_specs(config: TransformerConfig) -> TransformerBlockSubmodules:
-    """megatron-core's local layer with the norm and the core attention of this module."""
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
-    layer = spec.submodules
-    layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
-    attention = layer.self_attention.submodules
-    attention.core_attention = ModuleSpec(module=CausalAttention)
-    if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = RMSNorm
-    return TransformerBlockSubmodules(layer_specs=[spec] * get_num_layers_to_build(config), layer_norm=RMSNorm)
+def layer_specs(config: TransformerConfig, chunk: int | None) -> TransformerBlockSubmodules:
+    """The layers of a chunk: Transformer Engine's, or megatron-core's with the norms and the attention of this
+    project."""
+    block = get_gpt_decoder_block_spec(config, fused_layers(), normalization="RMSNorm", vp_stage=chunk)
+    if fused_layers():
+        return block
+    block.layer_norm = RMSNorm
+    for spec in block.layer_specs:
+        layer = spec.submodules
+        layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+        attention = layer.self_attention.submodules
+        attention.core_attention = PackedAttention
+        if config.qk_layernorm:
+            attention.q_layernorm = attention.k_layernorm = RMSNorm
+    return block
 
 
-def build(hf: PreTrainedConfig, parallel: Parallel, dtype: torch.dtype) -> GPTModel:
-    """This rank's part of the model, uninitialised (weights come through the weight table)."""
+def build(
+    hf: PreTrainedConfig, parallel: Parallel, dtype: torch.dtype, device: torch.device | None = None
+) -> list[Decoder]:
+    """This rank's part of the model, one chunk per virtual pipeline stage, uninitialised (see ``weights.stream``).
+
+    Args:
+        device: where to make the parameters, that of the platform by default; "meta" makes their shapes alone.
+
+    Raises:
+        ValueError: the layout does not fit the model.
+    """
     platform.install()
-    config = transformer_config(hf, parallel, dtype)
-    model = GPTModel(
-        config,
-        layer_specs(config),
-        vocab_size=padded_vocab(hf, parallel.layout.tensor),
-        max_sequence_length=hf.max_position_embeddings,
-        pre_process=parallel.first_stage,
-        post_process=parallel.last_stage,
-        share_embeddings_and_output_weights=hf.tie_word_embeddings,
-        position_embedding_type="rope",
-        rotary_base=hf.rope_parameters["rope_theta"],
-    )
-    return model.to(platform.device())
+    layout, device = parallel.layout, device or platform.device()
+    config = transformer_config(hf, layout, dtype)
+    inverse = rope.frequencies(hf)[0]
+    chunks = []
+    for chunk in range(layout.virtual):
+        stage = chunk if layout.virtual > 1 else None
+        with device:
+            decoder = Decoder(
+                config,
+                layer_specs(config, stage),
+                vocab_size=Architecture.of(hf.to_dict()).padded_vocab(layout.tensor),
+                max_sequence_length=hf.max_position_embeddings,
+                pre_process=parallel.holds_first(chunk),
+                post_process=parallel.holds_last(chunk),
+                share_embeddings_and_output_weights=hf.tie_word_embeddings,
+                position_embedding_type="rope",
+                rotary_base=hf.rope_parameters["rope_theta"],
+                vp_stage=stage,
+            )
+        if inverse is not None:
+            decoder.rotary_pos_emb.inv_freq = inverse
+        chunks.append(decoder.to(device))
+    return chunks

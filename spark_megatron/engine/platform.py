@@ -2,8 +2,9 @@
 
 megatron-core names its device in literals (``device="cuda"``, ``torch.cuda.current_device()``, type names such as
 ``"torch.cuda.FloatTensor"``). On a machine without CUDA the patches below redirect exactly those call sites. Each patch
-states its target, its reason and the megatron-core versions it was checked against; a target that no longer exists is
-an error, not a silent no-op. Nothing is ever installed where CUDA is present.
+states its target, its reason and the megatron-core versions it is for. The others leave it out; a version that no patch
+is for is refused, and a target that does not exist in a version that the patch is for is an error, not a silent no-op.
+Nothing is ever installed where CUDA is present.
 
 The names ``torch`` *inside* the listed megatron-core modules are replaced, not torch itself, so that vLLM and
 transformers in the same process see the real thing. The two exceptions are methods of ``torch.Tensor``.
@@ -11,6 +12,8 @@ transformers in the same process see the real thing. The two exceptions are meth
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +22,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from packaging.specifiers import SpecifierSet
 
 CPU = torch.device("cpu")
+
+OLDEST, NEWEST = ">=0.16,<0.17", ">=0.19,<0.20"
+"""The releases of megatron-core that the patches are for: the last one for Python 3.11, and the newest."""
 
 
 def device() -> torch.device:
@@ -33,12 +40,43 @@ def distributed_backend() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
+def has_fast_bf16() -> bool:
+    """Whether matrix products in bf16 are at least as fast as in fp32 here."""
+    return torch.cuda.is_available() or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a @ b``, rounded once to their dtype. Without instructions for bf16, fp32 is some ten times faster."""
+    if a.dtype == torch.bfloat16 and not has_fast_bf16():
+        return (a.float() @ b.float()).bfloat16()
+    return a @ b
+
+
+class _Stream:
+    """A queue of work where there is only one: everything is done when it is asked for."""
+
+    def __init__(self, *_args: Any) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_args: object) -> None: ...
+
+    def wait_stream(self, _other: object) -> None: ...
+
+    def record_event(self) -> _Stream:
+        return self
+
+    def synchronize(self) -> None: ...
+
+
 class _TorchOnCpu:
     """Stands in for the module ``torch``: the same, except that "cuda" means the CPU."""
 
     cuda = SimpleNamespace(
         current_device=lambda: CPU,
-        current_stream=lambda *args: None,
+        current_stream=_Stream,
+        Stream=_Stream,
+        stream=lambda stream: stream,
         synchronize=lambda *args: None,
         empty_cache=lambda: None,
         is_available=lambda: False,
@@ -61,6 +99,51 @@ _torch_on_cpu = _TorchOnCpu()
 for _name in ("tensor", "zeros", "ones", "empty", "full"):
     setattr(_torch_on_cpu, _name, _on_cpu(getattr(torch, _name)))
 
+
+def _all_gather(outputs: list[torch.Tensor], tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """``all_gather`` of tensors whose first dimensions differ, for which gloo has none."""
+    ranks, sizes = len(outputs), [len(output) for output in outputs]
+    received = tensor.new_empty(sum(sizes), *tensor.shape[1:])
+    dist.all_to_all_single(received, torch.cat([tensor] * ranks), sizes, [len(tensor)] * ranks, group=group)
+    for output, part in zip(outputs, received.split(sizes), strict=True):
+        output.copy_(part)
+
+
+def _reduce_scatter(output: torch.Tensor, tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """``reduce_scatter`` of tensors whose first dimensions differ, for which gloo has none."""
+    received = output.new_empty(len(tensors), *output.shape)
+    sizes = [len(tensor) for tensor in tensors]
+    dist.all_to_all_single(received.flatten(0, 1), torch.cat(tensors), [len(output)] * len(tensors), sizes, group=group)
+    output.copy_(received.sum(0))
+
+
+class _DistributedOnGloo:
+    """Stands in for ``torch.distributed``: the same, but with collectives of tensors that differ in size."""
+
+    all_gather = staticmethod(_all_gather)
+    reduce_scatter = staticmethod(_reduce_scatter)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dist, name)
+
+
+class _TorchOnGloo(_TorchOnCpu):
+    distributed = _DistributedOnGloo()
+
+
+def _as_integers(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """In place of ``maybe_move_tensor_to_cpu``: the same for a tensor that is there already."""
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
+def _router_logits(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """In place of ``router_gating_linear``: logits of the experts in ``dtype``."""
+    bias = None if bias is None else bias.to(dtype)
+    return torch.nn.functional.linear(hidden.to(dtype), weight.to(dtype), bias)
+
+
 _tensor_type = torch.Tensor.type
 
 
@@ -71,32 +154,28 @@ def _cuda_type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 @dataclass(frozen=True)
 class Patch:
-    """One redirection: ``target`` is "module:attribute", ``versions`` a specifier over megatron-core versions."""
+    """One redirection: ``target`` is "module:attribute", ``versions`` lists the megatron-core releases it is for."""
 
     target: str
     replacement: Any
     reason: str
-    versions: str = ">=0.16,<0.17"
+    versions: tuple[str, ...] = (OLDEST, NEWEST)
 
-    def _owner(self) -> tuple[Any, str]:
-        module, _, path = self.target.partition(":")
-        *parents, attribute = path.split(".")
-        owner: Any = importlib.import_module(module)
-        for name in parents:
-            owner = getattr(owner, name)
-        return owner, attribute
+    def is_for(self, installed: str) -> bool:
+        return any(installed in SpecifierSet(versions) for versions in self.versions)
 
     def apply(self) -> None:
-        """Install the patch; RuntimeError if megatron-core's version is outside ``versions`` or the target is gone."""
-        installed = version("megatron-core")
-        if installed not in SpecifierSet(self.versions):
+        """Install the patch; RuntimeError if the target is gone."""
+        module, _, path = self.target.partition(":")
+        *parents, attribute = path.split(".")
+        try:
+            owner = functools.reduce(getattr, parents, importlib.import_module(module))
+            getattr(owner, attribute)
+        except (ModuleNotFoundError, AttributeError) as error:
             raise RuntimeError(
-                f"the CPU patch of {self.target} is for megatron-core {self.versions}, but {installed} is installed: "
-                f"install megatron-core {self.versions} or extend the patch list in spark_megatron/engine/platform.py"
-            )
-        owner, attribute = self._owner()
-        if not hasattr(owner, attribute):
-            raise RuntimeError(f"the target {self.target} of a CPU patch does not exist in megatron-core {installed}")
+                f"the target {self.target} of a CPU patch does not exist in megatron-core {version('megatron-core')}: "
+                "narrow the versions of the patch in spark_megatron/engine/platform.py"
+            ) from error
         setattr(owner, attribute, self.replacement)
 
 
@@ -105,6 +184,7 @@ def _module(name: str, reason: str) -> Patch:
 
 
 PATCHES: tuple[Patch, ...] = (
+    _module("dist_checkpointing.strategies.async_utils", "counts the writers at work on current_device()"),
     _module("distributed.param_and_grad_buffer", "allocates the gradient buffer on current_device()"),
     _module("models.common.embeddings.rotary_pos_embedding", "moves inv_freq to current_device() at first use"),
     _module("optimizer.clip_grads", 'makes the norm\'s tensors with device="cuda"'),
@@ -113,8 +193,29 @@ PATCHES: tuple[Patch, ...] = (
     _module("pipeline_parallel.p2p_communication", "receives activations and shapes into current_device()"),
     _module("pipeline_parallel.schedules", 'counts tokens with device="cuda"'),
     _module("tensor_parallel.layers", "embedding and gathered inputs on current_device()"),
-    _module("tensor_parallel.mappings", "gathers and scatters into current_device()"),
+    Patch(
+        "megatron.core.tensor_parallel.mappings:torch",
+        _TorchOnGloo(),
+        "gathers and scatters into current_device(), and tokens of experts in uneven parts",
+    ),
+    _module("transformer.moe.router", "moves its weight to current_device() at every use"),
+    _module("transformer.moe.token_dispatcher", "copies the counts of tokens on a CUDA stream of its own"),
     _module("utils", 'nvtx ranges; the l2 norm of parameters with device="cuda"'),
+    Patch(
+        "megatron.core.transformer.moe.token_dispatcher:maybe_move_tensor_to_cpu",
+        _as_integers,
+        "turns counts into the integers that all_to_all takes only if they come from a GPU",
+    ),
+    Patch(
+        "megatron.core.transformer.moe.router:router_gating_linear",
+        _router_logits,
+        "asks for te_general_gemm, a name that is undefined without Transformer Engine",
+    ),
+    Patch(
+        "megatron.core.tensor_parallel.random:CudaRNGStatesTracker.fork",
+        lambda self, name="": contextlib.nullcontext(),
+        "exchanges the state of the CUDA generator, also around a dropout of 0",
+    ),
     Patch("torch:Tensor.type", _cuda_type_name, "the optimizers compare type names with torch.cuda.*Tensor"),
     Patch(
         "torch:Tensor.cuda",
@@ -126,11 +227,23 @@ PATCHES: tuple[Patch, ...] = (
 _installed = False
 
 
+def patches_for(installed: str) -> tuple[Patch, ...]:
+    """The patches for that version of megatron-core; RuntimeError if there are none, for it is unknown then."""
+    chosen = tuple(patch for patch in PATCHES if patch.is_for(installed))
+    if not chosen:
+        known = " or ".join(sorted({versions for patch in PATCHES for versions in patch.versions}))
+        raise RuntimeError(
+            f"megatron-core {installed} is installed, but without CUDA this project needs {known}: "
+            "install one of these, or extend the patches in spark_megatron/engine/platform.py"
+        )
+    return chosen
+
+
 def install() -> None:
     """Make megatron-core usable on this machine: all patches without CUDA, none with it. Safe to call again."""
     global _installed
     if _installed or torch.cuda.is_available():
         return
-    for patch in PATCHES:
+    for patch in patches_for(version("megatron-core")):
         patch.apply()
     _installed = True

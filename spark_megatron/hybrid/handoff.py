@@ -84,12 +84,8 @@ class Hybrid:
             Sample(p, r.tokens, "probe", rollout_logprobs=r.logprobs) for p, r in zip(prompts, rollouts, strict=True)
         ]
         tokens = sum(len(row.prompt) + len(row.response) for row in rows)
-        packed = pack(rows, {"probe": 1.0}, kl_count=tokens, max_tokens=2 * tokens, pad_id=0)
-        batches = [batch.to(platform.device()) for batch in packed]
-        errors = [
-            (ours - batch.rollout_logprobs)[batch.trained].abs()
-            for ours, batch in zip(self.engine.logprobs(batches, temperature=1.0), batches, strict=True)
-        ]
-        worst = torch.cat(errors).max().item()
+        batch = pack(rows, {"probe": 1.0}, kl_count=tokens).to(platform.device())
+        [ours] = self.engine.logprobs([batch], temperature=1.0)
+        worst = (ours - batch.rollout_logprobs)[batch.trained].abs().max().item()
         # Unlike Python's, torch's maximum of anything with NaN is NaN.
         return torch.tensor(gather(worst)).max().item()

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 
 from spark_megatron.report.examples import Examples, find_examples
-from spark_megatron.tracking.jsonl import read_jsonl, read_steps
+from spark_megatron.tracking.jsonl import read_groups, read_steps
 from spark_megatron.types import TASK_KINDS, Interval
 
 T = TypeVar("T")
@@ -69,7 +69,10 @@ def load_run(directory: Path) -> Run:
     rows: list[dict[str, Any]] = read("metrics.jsonl", "no curves, times or status counts", read_steps, [])
     if not rows and not missing:
         missing.append("metrics.jsonl has no finished step yet.")
-    evals: Evals = read("eval.json", "no figures from before and after the training", _read_evals, {})
+    done = max((int(row["step"]) for row in rows), default=0)
+    evals: Evals = read(
+        "eval.json", "no figures from before and after the training", lambda path: _read_evals(path, done), {}
+    )
     if evals:
         missing += [f"eval.json has no {when!r} part (yet)." for when in EVALS if when not in evals]
     config: dict[str, Any] = read("config.yaml", "the settings of the run are unknown", _read_config, {})
@@ -80,7 +83,7 @@ def load_run(directory: Path) -> Run:
         times=[float(row["time"]) for row in rows if row.get("time") is not None],
         evals=evals,
         config=config,
-        examples=read("rollouts.jsonl", "no example rollouts", lambda path: find_examples(read_jsonl(path)), {}),
+        examples=read("rollouts.jsonl", "no example rollouts", lambda path: find_examples(read_groups(path)), {}),
         missing=missing,
     )
 
@@ -97,8 +100,11 @@ def _to_series(rows: list[dict[str, Any]]) -> dict[str, Series]:
     return series
 
 
-def _read_evals(path: Path) -> Evals:
+def _read_evals(path: Path, done: int) -> Evals:
+    """The evaluations but for an "after" of fewer than the ``done`` steps: the run was made longer since."""
     stored = json.loads(path.read_text(encoding="utf-8"))
+    if stored.get("after", {}).get("step", done) < done:
+        del stored["after"]
     evals: Evals = {}
     for when in EVALS:
         entries = stored.get(when) or {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,6 +27,9 @@ class WandbSink(Sink):
     disabled). Offline keeps the run under ``directory``/wandb for a later ``wandb sync``. Whatever goes wrong becomes
     one warning, after which the sink is off. ``timeout_s`` bounds the seconds that connecting and closing may take.
     ``client`` is the wandb module (imported on first use when None).
+
+    The run's id is kept in ``directory``/wandb_id: a later sink there continues the same run, also where offline parts
+    are synced. Steps that were sent already are not sent again by wandb.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class WandbSink(Sink):
         if fallback not in ("offline", "disabled"):
             raise ValueError(f"wandb.fallback={fallback!r} is unknown; use offline or disabled")
         self._run_settings = {"project": project, "name": name, "dir": str(directory), "config": dict(config or {})}
+        self._directory = Path(directory)
         self._mode, self._fallback, self._timeout = mode, fallback, timeout_s
         self._client = client
         self._run: Any = None
@@ -133,8 +138,22 @@ class WandbSink(Sink):
         settings = self._client.Settings(
             init_timeout=self._timeout, finish_timeout=self._timeout, console="off", silent=True, disable_git=True
         )
-        return self._client.init(mode=mode, settings=settings, **self._run_settings)
+        return self._client.init(
+            mode=mode,
+            settings=settings,
+            id=_kept_id(self._directory / "wandb_id"),
+            resume="allow",
+            allow_val_change=True,
+            **self._run_settings,
+        )
 
     def _log_table(self, step: int, kind: str, cells: list[list[Any]]) -> None:
         table = self._client.Table(columns=list(ROLLOUT_COLUMNS), data=cells)
         self._run.log({f"rollouts/{kind}": table}, step=step)
+
+
+def _kept_id(path: Path) -> str:
+    """The id in the file, which is made at the first call."""
+    if not path.exists():
+        path.write_text(uuid.uuid4().hex[:8] + "\n")
+    return path.read_text().strip()

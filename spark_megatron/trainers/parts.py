@@ -24,7 +24,7 @@ from spark_megatron.data.stream import TaskStream
 from spark_megatron.engine.engine import Engine
 from spark_megatron.engine.model import DTYPES
 from spark_megatron.engine.optim import OptimSettings
-from spark_megatron.engine.parallel import Parallel
+from spark_megatron.engine.parallel import Layout, Parallel
 from spark_megatron.eval.suite import Suite
 from spark_megatron.hybrid.handoff import Hybrid, Probe
 from spark_megatron.recycle.mixture import Recycler
@@ -101,7 +101,15 @@ def _optim_settings(cfg: Config) -> OptimSettings:
         betas=o.betas,
         eps=o.eps,
         clip_grad=o.clip_grad,
+        wsd_updates=o.wsd_updates,
+        frozen=o.frozen,
+        offload=o.offload,
     )
+
+
+def _layout(cfg: Config) -> Layout:
+    p = cfg.parallel
+    return Layout(p.tensor, p.pipeline, p.context, p.expert, p.virtual, p.sequence)
 
 
 def _tracker(cfg: Config) -> Tracker:
@@ -134,10 +142,15 @@ def build(cfg: Config) -> Parts:
     bank = instantiate(cfg.recycle["bank"])
     suite = Suite.build(heldout, bank=bank, judge_verifier=cfg.recycle["judge_verifier"], rounds=cfg.eval.rounds)
 
-    runtime.say(f"loading {cfg.model.path} into megatron-core (TP={cfg.parallel.tensor}, PP={cfg.parallel.pipeline})")
-    parallel = Parallel(cfg.parallel.tensor, cfg.parallel.pipeline)
+    layout = _layout(cfg)
+    runtime.say(f"loading {cfg.model.path} into megatron-core ({layout})")
     engine = Engine(
-        cfg.model.path, parallel, DTYPES[cfg.model.dtype], _optim_settings(cfg), int(cfg.engine.bucket_mb * 2**20)
+        cfg.model.path,
+        Parallel(layout),
+        DTYPES[cfg.model.dtype],
+        _optim_settings(cfg),
+        bucket_bytes=int(cfg.engine.bucket_mb * 2**20),
+        logits_bytes=int(cfg.engine.logits_mb * 2**20),
     )
     runtime.say("starting the sampler")
     sampler = instantiate(

@@ -7,7 +7,16 @@ from functools import partial
 
 from spark_megatron.algos.unified import mean_stats, token_loss
 from spark_megatron.config import Config
-from spark_megatron.data.packing import kl_token_count, pack, split_updates, token_counts
+from spark_megatron.data.packing import (
+    Plan,
+    imbalance,
+    kl_token_count,
+    lengths_of,
+    pack,
+    partition,
+    split_updates,
+    token_counts,
+)
 from spark_megatron.data.samples import to_samples
 from spark_megatron.engine import platform
 from spark_megatron.engine.engine import Snapshot
@@ -62,7 +71,8 @@ def update(
 ) -> Metrics:
     """Learn from ``samples`` (the same list on every rank) in ``objective.updates_per_period`` optimiser steps.
 
-    Log-probs of the policy as it sampled, and of the reference, are computed once, before the first step.
+    Log-probs of the policy as it sampled, and of the reference, are computed once, before the first step; the first
+    step's own forward pass serves for the former. "imbalance" is the busiest data rank's share of tokens over the mean.
 
     Raises:
         HandoffError: a sample was drawn with other weights than the trainer's current ones.
@@ -70,17 +80,18 @@ def update(
     stale = {s.weight_version for s in samples if s.loss == "policy_gradient"} - {parts.engine.weight_version}
     if stale:
         raise HandoffError(f"rollouts of weights {sorted(stale)} were offered to weights {parts.engine.weight_version}")
-    updates = [
-        _local_batches(parts, cfg, part, token_weight)
-        for part in split_updates(samples, cfg.objective.updates_per_period, parts.rng)
-    ]
+    shares = split_updates(samples, cfg.objective.updates_per_period, parts.rng)
+    limit, ranks = cfg.trainer.max_tokens_per_microbatch, parts.engine.parallel.data
+    plans = [partition(lengths_of(share), limit, ranks) for share in shares]
+    updates = [_local_batches(parts, share, plan, token_weight) for share, plan in zip(shares, plans, strict=True)]
     if reference is not None:
         with span("logprobs"):
-            _add_logprobs(parts, cfg, [batch for batches in updates for batch in batches], reference)
+            _add_logprobs(parts, cfg, updates, reference)
     loss = partial(token_loss, policy_loss=parts.policy_loss, kl_coef=kl_coef, kl_estimator=parts.kl_estimator)
     with span("update"):
         stats = [parts.engine.update(batches, loss, cfg.rollout.temperature) for batches in updates]
-    return _summary(stats)
+    uneven = max(imbalance(lengths_of(share), plan) for share, plan in zip(shares, plans, strict=True))
+    return _summary(stats) | {"imbalance": uneven}
 
 
 def _summary(stats: Sequence[Mapping[str, float]]) -> Metrics:
@@ -97,31 +108,28 @@ def _summary(stats: Sequence[Mapping[str, float]]) -> Metrics:
         "lr": stats[-1]["lr"],
         "tokens": total["tokens"],
         "max_mismatch": total["max_mismatch"],
+        "skipped": total["skipped"],
         **{name: total[key] for key, name in names.items() if key in total},
         **{f"first_{key}": first[key] for key in ("kl", "ratio") if key in first},
     }
 
 
 def _local_batches(
-    parts: Parts, cfg: Config, samples: Sequence[Sample], token_weight: TokenWeight
+    parts: Parts, samples: Sequence[Sample], plan: Plan, token_weight: TokenWeight
 ) -> list[Batch]:
     """This data rank's micro-batches of one optimiser step. Weights come from the whole step: all ranks know it."""
-    counts = token_counts(samples)
-    parallel = parts.engine.parallel
-    by_length = sorted(samples, key=lambda s: len(s.prompt) + len(s.response))
-    batches = pack(
-        by_length[parallel.data_rank :: parallel.layout.data],
-        token_weight(counts),
-        kl_token_count(samples),
-        cfg.trainer.max_tokens_per_microbatch,
-        parts.tokenizer.pad_token_id,
-    )
-    return [batch.to(platform.device()) for batch in batches]
+    weights, kl_count = token_weight(token_counts(samples)), kl_token_count(samples)
+    mine = plan[parts.engine.parallel.data_rank]
+    return [pack([samples[row] for row in rows], weights, kl_count).to(platform.device()) for rows in mine]
 
 
-def _add_logprobs(parts: Parts, cfg: Config, batches: list[Batch], reference: Snapshot) -> None:
-    old = parts.engine.logprobs(batches, cfg.rollout.temperature)
+def _add_logprobs(parts: Parts, cfg: Config, updates: Sequence[list[Batch]], reference: Snapshot) -> None:
+    """The reference's log-probs for all updates; the policy's own for all but the first, whose own forward gives them."""
+    later = [batch for batches in updates[1:] for batch in batches]
+    if later:
+        for batch, old in zip(later, parts.engine.logprobs(later, cfg.rollout.temperature), strict=True):
+            batch.old_logprobs = old
+    everything = [*updates[0], *later]
     with parts.engine.holding(reference):
-        ref = parts.engine.logprobs(batches, cfg.rollout.temperature)
-    for batch, old_logprobs, ref_logprobs in zip(batches, old, ref, strict=True):
-        batch.old_logprobs, batch.ref_logprobs = old_logprobs, ref_logprobs
+        for batch, ref in zip(everything, parts.engine.logprobs(everything, cfg.rollout.temperature), strict=True):
+            batch.ref_logprobs = ref

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from spark_megatron import runtime
 from spark_megatron.config import Config
-from spark_megatron.eval.suite import as_json, as_metrics
+from spark_megatron.eval.suite import as_metrics
 from spark_megatron.tracking.metrics import from_sums, group_sums
 from spark_megatron.trainers.parts import Parts
+from spark_megatron.trainers.state import RunState
 from spark_megatron.types import EvalResult, Group, Metrics
 
 _PERIODS = ("policy", "reward_period")
@@ -43,14 +45,20 @@ def evaluate(parts: Parts, cfg: Config) -> EvalResult:
     return parts.suite.run(sample)
 
 
-def log_evaluation(parts: Parts, cfg: Config) -> None:
-    parts.track.log(as_metrics(evaluate(parts, cfg)))
+def log_evaluation(parts: Parts, cfg: Config, state: RunState) -> None:
+    """Evaluate between two steps and log the accuracies and the best one so far at solving."""
+    metrics = as_metrics(evaluate(parts, cfg))
+    solve = metrics["eval/solve"]
+    state.best = solve if state.best is None else max(solve, state.best)
+    parts.track.log({**metrics, "eval/best_solve": state.best})
 
 
-def write_evaluation(cfg: Config, when: str, result: EvalResult) -> None:
-    """Add one evaluation ("before" or "after") to eval.json."""
+def write_evaluation(cfg: Config, when: str, figures: Mapping[str, Any]) -> None:
+    """Put one evaluation ("before" or "after") into eval.json, which is whole at any moment."""
     if runtime.rank():
         return
     path = Path(cfg.run_dir) / "eval.json"
-    known = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json.dumps(known | {when: as_json(result)}, indent=2) + "\n")
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(known | {when: figures}, indent=2) + "\n", encoding="utf-8")
+    unfinished.replace(path)

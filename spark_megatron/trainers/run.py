@@ -8,22 +8,33 @@ from hydra.utils import instantiate
 
 from spark_megatron import runtime
 from spark_megatron.config import Config
+from spark_megatron.eval.suite import as_json
 from spark_megatron.report.report import make_report
 from spark_megatron.trainers import parts as building
 from spark_megatron.trainers import progress
+from spark_megatron.trainers.saves import Saves
 
 
-def run(cfg: Config) -> None:
-    """Execute the run that ``cfg`` describes on all ranks; results are in ``cfg.run_dir``."""
+def run(cfg: Config, checkpoint: Path | None) -> None:
+    """Execute the run that ``cfg`` describes on all ranks; results are in ``cfg.run_dir``.
+
+    It goes on from ``checkpoint``, or begins with the start model where that is None.
+    """
     runtime.seed_all(cfg.seed)
     parts = building.build(cfg)
+    saves = Saves(cfg, parts, checkpoint)
+    state = saves.state
     try:
-        runtime.say(f"evaluating {cfg.eval.items} held-out tasks before training")
-        progress.write_evaluation(cfg, "before", progress.evaluate(parts, cfg))
-        instantiate(cfg.trainer.loop)(cfg, parts)
-        runtime.say("evaluating after training")
-        progress.write_evaluation(cfg, "after", progress.evaluate(parts, cfg))
+        if state.before is None:
+            runtime.say(f"evaluating {cfg.eval.items} held-out tasks before training")
+            state.before = as_json(progress.evaluate(parts, cfg))
+        progress.write_evaluation(cfg, "before", state.before)
+        instantiate(cfg.trainer.loop)(cfg, parts, saves)
+        saves.wait()
         parts.engine.save_hf(Path(cfg.run_dir) / "model")
+        runtime.say("evaluating after training")
+        # Last of the results: from here on the run counts as finished.
+        progress.write_evaluation(cfg, "after", {"step": state.step, **as_json(progress.evaluate(parts, cfg))})
     finally:
         parts.track.close()
         parts.hybrid.sampler.close()

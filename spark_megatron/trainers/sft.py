@@ -10,13 +10,15 @@ from spark_megatron.data.samples import supervised_samples
 from spark_megatron.trainers import progress
 from spark_megatron.trainers.parts import Parts
 from spark_megatron.trainers.period import update
+from spark_megatron.trainers.saves import Saves
 from spark_megatron.types import TASK_KINDS
 
 
-def train(cfg: Config, parts: Parts) -> None:
+def train(cfg: Config, parts: Parts, saves: Saves) -> None:
     """``tasks_per_step`` fresh demonstrations a step, token mean of the cross-entropy on their responses."""
     components = dict.fromkeys(TASK_KINDS, "sft")
-    for step in range(cfg.trainer.total_steps):
+    state = saves.restore()
+    for step in range(state.step, cfg.trainer.total_steps):
         with parts.track.step(step + 1) as span:
             tasks = parts.stream.take(cfg.trainer.tasks_per_step)
             pairs = [parts.demonstrations(task, parts.rng) for task in tasks]
@@ -33,4 +35,5 @@ def train(cfg: Config, parts: Parts) -> None:
             parts.track.log({"tokens/trained": stats["tokens"]})
             if cfg.trainer.eval_every and (step + 1) % cfg.trainer.eval_every == 0:
                 with span("eval"):
-                    progress.log_evaluation(parts, cfg)
+                    progress.log_evaluation(parts, cfg, state)
+        saves.step_done()

@@ -14,6 +14,7 @@ from spark_megatron.tracking.clock import Clock
 from spark_megatron.trainers import progress
 from spark_megatron.trainers.parts import Parts
 from spark_megatron.trainers.period import COMPONENT_OF, TokenWeight, advantage_samples, rollouts, update
+from spark_megatron.trainers.saves import Saves
 from spark_megatron.types import Component, Group, Metrics, Sample
 
 
@@ -23,11 +24,12 @@ class Update(Protocol):
     def __call__(self, *, samples: list[Sample], token_weight: TokenWeight) -> Metrics: ...
 
 
-def train(cfg: Config, parts: Parts) -> None:
+def train(cfg: Config, parts: Parts, saves: Saves) -> None:
     """Alternate solve and reward periods (the paper), or learn from both kinds in one joint update (ours)."""
     one_step = alternating if cfg.objective.update == "alternating" else joint
     reference = parts.engine.snapshot()
-    for step in range(cfg.trainer.total_steps):
+    state = saves.restore()  # the reference is the start model also where the run goes on
+    for step in range(state.step, cfg.trainer.total_steps):
         with parts.track.step(step + 1) as span:
             kl_coef = parts.kl_schedule.coef(step, cfg.trainer.total_steps)
             weights = parts.weight_schedule.weights(step, cfg.trainer.total_steps) if one_step is joint else {}
@@ -38,7 +40,8 @@ def train(cfg: Config, parts: Parts) -> None:
             progress.log_step(parts, cfg, groups, stats, {**weights, "kl": kl_coef})
             if cfg.trainer.eval_every and (step + 1) % cfg.trainer.eval_every == 0:
                 with span("eval"):
-                    progress.log_evaluation(parts, cfg)
+                    progress.log_evaluation(parts, cfg, state)
+        saves.step_done()
 
 
 def alternating(

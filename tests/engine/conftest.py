@@ -9,12 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests import distributed, tiny_models
-
-MODELS = ("llama", "qwen2", "qwen2_untied", "qwen3")
-JOB_OF = {"single": "single", "tp2": "pair", "pp2": "pair", "dp2": "pair", "tp2_pp2": "four", "tp2_dp2": "four"}
-"""Layout -> the fixture whose job runs it."""
-
-LAYOUTS = tuple(JOB_OF)
+from tests.engine.layouts import LAYOUTS, MODELS
 
 Answers = list[dict[str, Any]]
 """Per rank: {layout: {model: {check: answer}}} and some single answers (see ``ranks_engine.on_all_layouts``)."""
@@ -32,7 +27,7 @@ def broken_directories(good: Path, root: Path) -> dict[str, Path]:
         "unknown": (tensors | {"model.layers.2.mlp.up_proj.bias": tensors[name][:, 0].clone()}, config),
         "misshapen": (without | {name: tensors[name][:-1].clone()}, config),
         "family": (tensors, config | {"model_type": "gpt2"}),
-        "rope": (tensors, config | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}}),
+        "rope": (tensors, config | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5000.0}}),
     }
     for variant, (some, settings) in variants.items():
         (root / variant).mkdir()
@@ -57,35 +52,29 @@ def single(tmp_path_factory: pytest.TempPathFactory, model_paths: dict[str, Path
     folder = tmp_path_factory.mktemp("single")
     (folder / "broken").mkdir()
     tiny_models.load(model_paths["llama"]).save_pretrained(folder / "sharded", max_shard_size="300KB")
-    return distributed.run(
-        1,
-        "tests.engine.ranks_engine:on_all_layouts",
-        folder / "job",
-        model_paths=model_paths,
-        out=folder,
-        broken=broken_directories(model_paths["llama"], folder / "broken"),
-        sharded=folder / "sharded",
-    )
+    broken = broken_directories(model_paths["llama"], folder / "broken")
+    return _answers(1, folder, model_paths, broken=broken, sharded=folder / "sharded")
 
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory, model_paths: dict[str, Path]) -> Answers:
     """Two ranks."""
-    folder = tmp_path_factory.mktemp("pair")
-    function = "tests.engine.ranks_engine:on_all_layouts"
-    return distributed.run(2, function, folder / "job", model_paths=model_paths, out=folder)
+    return _answers(2, tmp_path_factory.mktemp("pair"), model_paths)
 
 
 @pytest.fixture(scope="session")
 def four(tmp_path_factory: pytest.TempPathFactory, model_paths: dict[str, Path]) -> Answers:
     """Four ranks."""
-    folder = tmp_path_factory.mktemp("four")
-    some = {name: model_paths[name] for name in ("qwen2", "qwen3")}
-    return distributed.run(4, "tests.engine.ranks_engine:on_all_layouts", folder / "job", model_paths=some, out=folder)
+    return _answers(4, tmp_path_factory.mktemp("four"), model_paths)
+
+
+def _answers(ranks: int, folder: Path, model_paths: dict[str, Path], **arguments: Any) -> Answers:
+    function = "tests.engine.ranks_engine:on_all_layouts"
+    return distributed.run(ranks, function, folder / "job", model_paths=model_paths, out=folder, **arguments)
 
 
 @pytest.fixture
 def ranks(layout: str, request: pytest.FixtureRequest) -> Answers:
     """Every rank's {model: {check: answer}} on the test's ``layout``; starts only the job that has it."""
-    job = request.getfixturevalue(JOB_OF[layout])
-    return [rank[layout] for rank in job]
+    job = {1: "single", 2: "pair", 4: "four"}[LAYOUTS[layout][0]]
+    return [rank[layout] for rank in request.getfixturevalue(job)]

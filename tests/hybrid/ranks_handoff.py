@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spark_megatron.engine.engine import Engine
 from spark_megatron.engine.optim import OptimSettings
-from spark_megatron.engine.parallel import Parallel
+from spark_megatron.engine.parallel import Layout, Parallel
 from spark_megatron.hybrid.handoff import HandoffError, Hybrid, Probe
 from spark_megatron.rollout import weight_transfer
 from spark_megatron.rollout.base import Request, Sampler
@@ -36,13 +36,13 @@ def on_all_layouts(models: dict[str, Path]) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     for model, path in models.items():
         single = sampler(path)
-        with layout(2, 1) as parallel:
+        with layout(Layout(tensor=2)) as parallel:
             engine = engine_of(path, parallel)
             answers[model, "tp2", 1] = updated(engine, single)
             if model == "qwen2":
                 answers["faults"] = faults(engine, single)
                 answers["without_model"] = without_model(engine)
-        with layout(1, 2) as parallel:
+        with layout(Layout(pipeline=2)) as parallel:
             engine = engine_of(path, parallel)
             answers[model, "pp2", 1] = updated(engine, single)
             single.close()
@@ -54,12 +54,12 @@ def on_all_layouts(models: dict[str, Path]) -> dict[str, Any]:
 
 
 def engine_of(path: Path, parallel: Parallel) -> Engine:
-    return Engine(path, parallel, torch.float32, SETTINGS, bucket_bytes=60_000)
+    return Engine(path, parallel, torch.float32, SETTINGS, bucket_bytes=60_000, logits_bytes=60_000)
 
 
 def learn(engine: Engine) -> None:
     rows, parallel = step.samples(), engine.parallel
-    batches = step.batches_of(rows[parallel.data_rank :: parallel.layout.data], rows, 64)
+    batches = step.batches_of(rows, 64, parallel.data, parallel.data_rank)
     for batch, logprobs in zip(batches, engine.logprobs(batches, step.TEMPERATURE), strict=True):
         batch.old_logprobs = batch.ref_logprobs = logprobs
     engine.update(batches, step.LOSS, step.TEMPERATURE)

@@ -24,6 +24,16 @@ def test_a_whole_run(run_directory: Path) -> None:
     assert list(run.evals["after"]) == ["solve", "judge_one", "judge_pair", "reflect"]  # the counts are no accuracy
 
 
+@pytest.mark.parametrize(("step", "known"), [(12, True), (11, False)])
+def test_an_evaluation_from_before_the_run_was_made_longer_is_left_out(
+    run_directory: Path, edit_json: Edit, step: int, known: bool
+) -> None:
+    edit_json(run_directory / "eval.json", lambda evals: {**evals, "after": {**evals["after"], "step": step}})
+    run = load_run(run_directory)
+    assert ("after" in run.evals) == known
+    assert run.missing == ([] if known else ["eval.json has no 'after' part (yet)."])
+
+
 def test_a_directory_named_after_its_time_is_shown_with_the_name_of_the_run(run_directory: Path) -> None:
     renamed = run_directory.rename(run_directory.parent / "2026-01-31_12-00-00")
     assert load_run(renamed).name == "spark_tiny 2026-01-31_12-00-00"

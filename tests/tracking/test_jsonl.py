@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spark_megatron.tracking.jsonl import JsonlWriter, jsonable, read_jsonl, read_steps
+from spark_megatron.tracking.jsonl import JsonlWriter, jsonable, read_groups, read_jsonl, read_steps
 
 
 def write(path: Path, *rows: dict[str, object]) -> None:
@@ -80,3 +80,20 @@ def test_a_resumed_run_replaces_the_steps_it_repeats(tmp_path: Path) -> None:
     write(path, *({"step": step, "run": "old"} for step in (1, 2, 3, 4, 5)))
     write(path, *({"step": step, "run": "new"} for step in (3, 4)))
     assert [(row["step"], row["run"]) for row in read_steps(path)] == [(1, "old"), (2, "old"), (3, "new"), (4, "new")]
+
+
+def test_groups_of_repeated_steps_are_replaced(tmp_path: Path) -> None:
+    """Resumed twice, the second time further back; a step that is not reached again keeps nothing of the old ones."""
+    path = tmp_path / "rollouts.jsonl"
+    for run, steps in (("a", (1, 1, 2, 2, 3, 4)), ("b", (3, 3, 4, 5)), ("c", (2, 2, 3))):
+        write(path, *({"step": step, "run": run} for step in steps))
+    found = [(row["step"], row["run"]) for row in read_groups(path)]
+    assert found == [(1, "a"), (1, "a"), (2, "c"), (2, "c"), (3, "c")]
+
+
+def test_groups_of_an_uninterrupted_run_and_of_none(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    path.touch()
+    assert list(read_groups(path)) == []
+    write(path, *({"step": step} for step in (1, 1, 2)))
+    assert [row["step"] for row in read_groups(path)] == [1, 1, 2]

@@ -87,13 +87,15 @@ class Client:
     def __init__(self, run: Run, logged_in: bool = True, init_error: Exception | None = None) -> None:
         self.run, self.logged_in, self.init_error = run, logged_in, init_error
         self.modes: list[str] = []
+        self.started: list[dict[str, Any]] = []
 
     def login(self, prompt: bool) -> bool:
         assert not prompt  # a question on the terminal would stall the run
         return self.logged_in
 
-    def init(self, mode: str, **_: Any) -> Run:
+    def init(self, mode: str, **settings: Any) -> Run:
         self.modes.append(mode)
+        self.started.append(settings)
         if self.init_error is not None and mode == "online":
             raise self.init_error
         return self.run
@@ -167,6 +169,31 @@ def test_a_client_that_does_not_keep_up_is_turned_off(
     assert not sink.on
     gate.set()
     assert warnings(caplog) == ["wandb is off for the rest of this run: 3 entries are waiting, it does not keep up"]
+
+
+def test_a_later_sink_in_the_same_directory_continues_the_run(tmp_path: Path) -> None:
+    """With settings that changed since, which wandb refuses unless it is told to accept them."""
+    ids = []
+    for directory, seed in (("a", 0), ("a", 1), ("b", 0)):
+        client = Client(Run())
+        sink = open_sink(tmp_path / directory, mode="online", client=client, config={"seed": seed})
+        sink.close()
+        (settings,) = client.started
+        assert (settings["resume"], settings["allow_val_change"]) == ("allow", True)
+        assert settings["config"] == {"seed": seed}
+        ids.append(settings["id"])
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_offline_parts_of_a_run_share_its_id(tmp_path: Path) -> None:
+    for step in (1, 2):
+        sink = open_sink(tmp_path)
+        sink.log(step, {"x": float(step)})
+        sink.close()
+    kept = (tmp_path / "wandb_id").read_text().strip()
+    parts = list(tmp_path.glob("wandb/offline-run-*"))
+    assert parts
+    assert all(part.name.endswith(f"-{kept}") for part in parts)
 
 
 def test_disabled_does_nothing_at_all(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from spark_megatron.algos.unified import component_coefs, merged_coefs
 from spark_megatron.config import RewardConfig
 from spark_megatron.engine.engine import Engine
 from spark_megatron.engine.optim import OptimSettings
+from spark_megatron.engine.parallel import Layout
 from spark_megatron.hybrid.handoff import HandoffError
 from spark_megatron.tracking.clock import Clock
 from spark_megatron.trainers.period import advantage_samples, update
@@ -26,14 +27,15 @@ from spark_megatron.types import Group, Metrics, Sample
 from tests import training_rows as step
 from tests.engine.ranks_engine import layout
 
-LAYOUTS = {"dp2": (1, 1), "tp2": (2, 1), "pp2": (1, 2)}
+LAYOUTS = {"dp2": Layout(), "tp2": Layout(tensor=2), "pp2": Layout(pipeline=2)}
 
 
 def on_all_layouts(path: Path, groups: list[Group]) -> dict[str, Any]:
     answers: dict[str, Any] = {}
-    for name, (tensor, pipeline) in LAYOUTS.items():
-        with layout(tensor, pipeline) as parallel:
-            engine = Engine(path, parallel, torch.float32, OptimSettings(**step.OPTIM), bucket_bytes=1 << 20)
+    for name, degrees in LAYOUTS.items():
+        with layout(degrees) as parallel:
+            settings = OptimSettings(**step.OPTIM)
+            engine = Engine(path, parallel, torch.float32, settings, bucket_bytes=1 << 20, logits_bytes=1 << 20)
             answers[name] = periods(engine)
             if name == "dp2":
                 answers["samples"] = signal(engine, groups)
@@ -49,7 +51,7 @@ def sampled(engine: Engine) -> list[Sample]:
 
 
 def own_logprobs(engine: Engine, row: Sample) -> tuple[float, ...]:
-    [batch] = step.batches_of([row], [row], 1 << 20)
+    [batch] = step.batches_of([row], 1 << 20)
     [logprobs] = engine.logprobs([batch], step.TEMPERATURE)
     return tuple(logprobs[batch.trained].tolist())
 

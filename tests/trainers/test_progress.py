@@ -9,11 +9,13 @@ import pytest
 
 from spark_megatron import runtime
 from spark_megatron.config import Config
+from spark_megatron.eval.suite import as_json
 from spark_megatron.recycle.pool import Pool
 from spark_megatron.tracking.recorder import Recorder
 from spark_megatron.tracking.sinks import JsonlSink
 from spark_megatron.tracking.tracker import Tracker
 from spark_megatron.trainers import progress
+from spark_megatron.trainers.state import RunState
 from spark_megatron.types import EvalResult, Group, Interval, Rollout, Task, Verdict
 from tests.settings import typed
 
@@ -35,7 +37,7 @@ def cfg(tmp_path: Path) -> Config:
 
 def test_evaluations_are_kept_side_by_side(cfg: Config) -> None:
     path = Path(cfg.run_dir) / "eval.json"
-    progress.write_evaluation(cfg, "before", BEFORE)
+    progress.write_evaluation(cfg, "before", as_json(BEFORE))
     before = {
         "solve": {"acc": 0.25, "ci": [0.1, 0.5], "n": 20},
         "judge_one": {"acc": 0.5, "ci": [0.3, 0.7], "n": 20},
@@ -44,15 +46,17 @@ def test_evaluations_are_kept_side_by_side(cfg: Config) -> None:
         "counts": {"solve/ok": 19, "solve/unparsed": 1},
     }
     assert json.loads(path.read_text()) == {"before": before}
-    progress.write_evaluation(cfg, "after", AFTER)
+    progress.write_evaluation(cfg, "after", {"step": 3, **as_json(AFTER)})
     same = {"acc": 0.75, "ci": [0.5, 0.9], "n": 20}
-    after = {**dict.fromkeys(("solve", "judge_one", "judge_pair", "reflect"), same), "counts": {"solve/ok": 20}}
+    after = dict.fromkeys(("solve", "judge_one", "judge_pair", "reflect"), same)
+    after = {"step": 3, **after, "counts": {"solve/ok": 20}}
     assert json.loads(path.read_text()) == {"before": before, "after": after}
+    assert [file.name for file in path.parent.iterdir()] == ["eval.json"]
 
 
 def test_only_rank_zero_writes(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "rank", lambda: 1)
-    progress.write_evaluation(cfg, "before", BEFORE)
+    progress.write_evaluation(cfg, "before", as_json(BEFORE))
     assert not (Path(cfg.run_dir) / "eval.json").exists()
 
 
@@ -135,10 +139,14 @@ def test_a_step_without_a_reward_period_or_sampled_tokens(cfg: Config) -> None:
     assert not [name for name in row if name.startswith(("reward_period/", "mismatch/"))]
 
 
-def test_an_evaluation_between_steps_is_logged(cfg: Config) -> None:
-    metrics: dict[str, float] = {}
+def test_an_evaluation_between_steps_is_logged_with_the_best_so_far(cfg: Config) -> None:
+    results, metrics = [BEFORE, AFTER, BEFORE], {}
     parts: Any = SimpleNamespace(
-        sample=None, suite=SimpleNamespace(run=lambda _: BEFORE), track=SimpleNamespace(log=metrics.update)
+        sample=None, suite=SimpleNamespace(run=lambda _: results.pop(0)), track=SimpleNamespace(log=metrics.update)
     )
-    progress.log_evaluation(parts, cfg)
-    assert metrics == {"eval/solve": 0.25, "eval/judge_one": 0.5, "eval/judge_pair": 0.625, "eval/reflect": 0.3}
+    state = RunState(cfg, parts)
+    figures = {"eval/solve": 0.25, "eval/judge_one": 0.5, "eval/judge_pair": 0.625, "eval/reflect": 0.3}
+    for best in (0.25, 0.75, 0.75):
+        progress.log_evaluation(parts, cfg, state)
+        assert metrics["eval/best_solve"] == state.best == best
+    assert metrics == {**figures, "eval/best_solve": 0.75}

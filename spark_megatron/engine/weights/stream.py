@@ -2,57 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from spark_megatron.engine.parallel import Parallel
-from spark_megatron.engine.weights.table import FIRST, LAST, Row
+from spark_megatron.engine.weights.placement import Placement
+from spark_megatron.engine.weights.table import Row
 
 Bucket = list[tuple[str, Tensor]]
 
-
-class Placement:
-    """Where the rows of a table live: the pipeline stage, and the local parameter of each row on this rank."""
-
-    def __init__(self, rows: list[Row], model: torch.nn.Module, parallel: Parallel, layers: int) -> None:
-        self.rows, self.parallel = rows, parallel
-        self.layers_per_stage = layers // parallel.layout.pipeline
-        parameters = dict(model.named_parameters())
-        self.local: dict[str, Tensor] = {}
-        for row in rows:
-            if self.stage(row) == parallel.pipeline_rank:
-                parameter = parameters.pop(self._local_name(row), None)
-                if parameter is not None:
-                    # megatron-core marks weights as it initialises them, and this model is never initialised; an
-                    # unmarked slice would count as a duplicate and be left out of the gradient norm. Biases are marked.
-                    if not hasattr(parameter, "tensor_model_parallel"):
-                        set_tensor_model_parallel_attributes(parameter, row.dim is not None, row.dim or 0, 1)
-                    self.local[row.mcore] = parameter
-                elif row.exported:
-                    raise RuntimeError(f"the weight table has {row.mcore}, but the model has no such parameter")
-        if parameters:
-            raise RuntimeError(f"the weight table has no row for the parameters {sorted(parameters)}")
-
-    def stage(self, row: Row) -> int:
-        if row.place == FIRST:
-            return 0
-        if row.place == LAST:
-            return self.parallel.layout.pipeline - 1
-        return int(row.place) // self.layers_per_stage
-
-    def _local_name(self, row: Row) -> str:
-        if isinstance(row.place, str):
-            return row.mcore
-        return row.mcore.replace(f"layers.{row.place}.", f"layers.{row.place % self.layers_per_stage}.", 1)
+FILE_BYTES = 5_000_000_000
+"""Weights of a saved directory are cut into files of about this size, so that one of them fits in memory."""
 
 
 def _files(directory: Path) -> dict[str, Path]:
@@ -79,40 +50,80 @@ def _check_names(wanted: set[str], found: set[str], directory: Path) -> None:
 
 
 def load_hf(placement: Placement, directory: str | Path) -> None:
-    """Fill this rank's parameters from a HF directory; ValueError names a missing, unknown or misshapen tensor."""
+    """Fill this rank's parameters from a HF directory, reading no more than their elements.
+
+    Every rank checks the names and shapes of all tensors, so that all of them refuse a directory together.
+
+    Raises:
+        ValueError: names a missing, unknown or misshapen tensor.
+    """
     path = Path(directory)
     files = _files(path)
-    tied = not any("lm_head.weight" in row.hf for row in placement.rows)
-    found = set(files) - ({"lm_head.weight"} if tied else set())
+    # A tied head that was saved nevertheless is the embedding again.
+    found = set(files) - ({"lm_head.weight"} if placement.model.tied else set())
     _check_names({name for row in placement.rows for name in row.hf}, found, path)
-    tp, rank = placement.parallel.layout.tensor, placement.parallel.tensor_rank
+    with contextlib.ExitStack() as stack:
+        opened = {file: stack.enter_context(safe_open(file, "pt")) for file in sorted(set(files.values()))}
+        for row in placement.rows:
+            tensors = [opened[files[name]].get_slice(name) for name in row.hf]
+            for name, tensor, shape in zip(row.hf, tensors, row.shapes, strict=True):
+                if tuple(tensor.get_shape()) != shape:
+                    raise ValueError(
+                        f"{path}: {name} has shape {tuple(tensor.get_shape())}, its config.json calls for {shape}"
+                    )
+            if row.mcore in placement.local:
+                _fill(placement, row, tensors)
+
+
+@torch.no_grad()
+def _fill(placement: Placement, row: Row, tensors: list[Any]) -> None:
+    parameter = placement.local[row.mcore]
+    end = 0
+    for offset, segment in row.segments(placement.parallel.layout.tensor, placement.parallel.tensor_rank):
+        index = (slice(None),) * row.dim + (slice(segment.start, segment.stop),)
+        end = offset + len(segment)
+        parameter.narrow(row.dim, offset, len(segment)).copy_(tensors[segment.tensor][index])
+    parameter.narrow(row.dim, end, parameter.shape[row.dim] - end).zero_()
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """What is gathered together: one row, or the rows that the expert-parallel ranks hold in each other's stead."""
+
+    rows: tuple[Row, ...]
+    stage: int
+
+    @property
+    def elements(self) -> int:
+        return sum(row.elements for row in self.rows)
+
+    @property
+    def of_experts(self) -> bool:
+        return self.rows[0].expert is not None
+
+
+def _units(placement: Placement) -> list[_Unit]:
+    """All exported rows: stage by stage, and within a stage experts behind the rest."""
+    units: dict[tuple[int, int, str], list[Row]] = {}
     for row in placement.rows:
-        parameter = placement.local.get(row.mcore)
-        if parameter is None:
-            continue
-        tensors = []
-        for name, shape in zip(row.hf, row.hf_shapes(), strict=True):
-            with safe_open(files[name], "pt") as file:
-                tensor = file.get_tensor(name)
-            if tuple(tensor.shape) != shape:
-                raise ValueError(f"{path}: {name} has shape {tuple(tensor.shape)}, its config.json calls for {shape}")
-            tensors.append(tensor.to(parameter.dtype))
-        with torch.no_grad():
-            parameter.copy_(row.shard(row.join(tensors, tp), tp, rank))
+        if row.exported:
+            at = placement.home(row)
+            units.setdefault((at.stage, at.chunk, at.name), []).append(row)
+    found = [_Unit(tuple(rows), stage) for (stage, _, _), rows in units.items()]
+    return sorted(found, key=lambda unit: (unit.stage, unit.of_experts))
 
 
-def _buckets(placement: Placement, limit: int, itemsize: int) -> Iterator[list[Row]]:
-    """Consecutive exported rows of one stage, at most ``limit`` bytes of full tensors (a larger one is alone)."""
-    bucket: list[Row] = []
+def _buckets(placement: Placement, limit: int, itemsize: int) -> Iterator[list[_Unit]]:
+    """Consecutive units of one stage and kind, at most ``limit`` bytes of full tensors (a larger one is alone)."""
+    bucket: list[_Unit] = []
     size = 0
-    for row in placement.rows:
-        if not row.exported:
-            continue
-        bytes_ = itemsize * sum(torch.Size(shape).numel() for shape in row.hf_shapes())
-        if bucket and (size + bytes_ > limit or placement.stage(row) != placement.stage(bucket[0])):
+    for unit in _units(placement):
+        bytes_ = itemsize * unit.elements
+        alike = bucket and (unit.stage, unit.of_experts) == (bucket[0].stage, bucket[0].of_experts)
+        if bucket and (size + bytes_ > limit or not alike):
             yield bucket
             bucket, size = [], 0
-        bucket.append(row)
+        bucket.append(unit)
         size += bytes_
     if bucket:
         yield bucket
@@ -121,41 +132,102 @@ def _buckets(placement: Placement, limit: int, itemsize: int) -> Iterator[list[R
 def export_hf(placement: Placement, bucket_bytes: int) -> Iterator[Bucket]:
     """Stream the model as full HF tensors, bucket by bucket, on every rank. A collective: all ranks iterate together.
 
-    A bucket is gathered over the tensor-parallel ranks in one collective and then broadcast from its pipeline stage.
-    The tensors of a bucket are valid until the next one is asked for.
+    A bucket is gathered in one collective from all ranks that hold a part of it and then broadcast from its pipeline
+    stage. Putting its tensors together takes a second copy of the bucket for a moment. The tensors of a bucket are
+    valid until the next one is asked for.
     """
-    parallel = placement.parallel
-    tp = parallel.layout.tensor
     some = next(iter(placement.local.values()))
-    for rows in _buckets(placement, bucket_bytes, some.element_size()):
-        stage = placement.stage(rows[0])
-        full = [row.join([torch.empty(s, device="meta") for s in row.hf_shapes()], tp) for row in rows]
-        shapes = [row.shard(tensor, tp, 0).shape for row, tensor in zip(rows, full, strict=True)]
-        sizes = [shape.numel() for shape in shapes]
-        gathered = torch.empty(tp, sum(sizes), dtype=some.dtype, device=some.device)
-        if stage == parallel.pipeline_rank:
-            flat = torch.cat([placement.local[row.mcore].detach().flatten() for row in rows])
-            dist.all_gather_into_tensor(gathered.view(-1), flat, group=parallel.tensor_group)
-        if parallel.layout.pipeline > 1:
-            source = dist.get_global_rank(parallel.pipeline_group, stage)
-            dist.broadcast(gathered, source, group=parallel.pipeline_group)
-        columns = gathered.split(sizes, 1)
-        bucket: Bucket = []
-        for row, shape, column in zip(rows, shapes, columns, strict=True):
-            tensor = row.unshard([shard.view(shape) for shard in column.contiguous()])
-            bucket += zip(row.hf, row.split(tensor), strict=True)
-        yield bucket
+    for units in _buckets(placement, bucket_bytes, some.element_size()):
+        yield _full(placement, units, _gather(placement, units, some))
 
 
-def save_hf(placement: Placement, directory: str | Path, bucket_bytes: int) -> None:
-    """Write model.safetensors into ``directory`` from rank 0. A collective: all ranks call it together."""
-    keep = dist.get_rank() == 0
-    tensors: dict[str, Tensor] = {}
+def _gather(placement: Placement, units: list[_Unit], like: Tensor) -> Tensor:
+    """[ranks, elements]: the units' shards from every tensor-parallel rank (of every expert-parallel rank in turn)."""
+    parallel, unit = placement.parallel, units[0]
+    group = parallel.expert_tensor_model_group if unit.of_experts else parallel.tensor_group
+    sizes = [math.prod(row.shard_shape(parallel.layout.tensor)) for row in (unit.rows[0] for unit in units)]
+    gathered = torch.empty(group.size(), sum(sizes), dtype=like.dtype, device=like.device)
+    if unit.stage == parallel.pipeline_rank:
+        own = parallel.expert_rank if unit.of_experts else 0
+        shards = [placement.local[unit.rows[own].mcore].detach() for unit in units]
+        dist.all_gather_into_tensor(gathered.view(-1), torch.cat([x.flatten() for x in shards]), group=group)
+    if parallel.layout.pipeline > 1:
+        source = dist.get_global_rank(parallel.pipeline_group, unit.stage)
+        dist.broadcast(gathered, source, group=parallel.pipeline_group)
+    return gathered
+
+
+def _full(placement: Placement, units: list[_Unit], gathered: Tensor) -> Bucket:
+    tp = placement.parallel.layout.tensor
+    bucket: Bucket = []
+    offset = 0
+    for unit in units:
+        shape = unit.rows[0].shard_shape(tp)
+        columns = gathered[:, offset : offset + math.prod(shape)]
+        offset += math.prod(shape)
+        for row, shards in zip(unit.rows, columns.split(tp), strict=True):
+            bucket += zip(row.hf, assemble(row, [shard.view(shape) for shard in shards]), strict=True)
+    return bucket
+
+
+def assemble(row: Row, shards: list[Tensor]) -> list[Tensor]:
+    """The row's full HF tensors from its parameter on every tensor-parallel rank; views of a single shard if possible.
+
+    A rank's segments of one HF tensor lie in order, and behind those of the ranks before it.
+    """
+    parts: list[list[Tensor]] = [[] for _ in row.hf]
+    for rank, shard in enumerate(shards if row.cut else shards[:1]):
+        for offset, segment in row.segments(len(shards), rank):
+            parts[segment.tensor].append(shard.narrow(row.dim, offset, len(segment)))
+    alone = len(shards) == 1
+    return [some[0] if alone and len(some) == 1 else torch.cat(some, row.dim) for some in parts]
+
+
+class _Writer:
+    """Writes tensors into as many safetensors files as their size asks for, named as transformers names them."""
+
+    def __init__(self, directory: Path, file_bytes: int) -> None:
+        self.directory, self.file_bytes = directory, file_bytes
+        self.tensors: dict[str, Tensor] = {}
+        self.size = self.total = 0
+        self.parts: list[tuple[Path, list[str]]] = []
+
+    def add(self, bucket: Bucket) -> None:
+        for name, tensor in bucket:
+            bytes_ = tensor.numel() * tensor.element_size()
+            if self.tensors and self.size + bytes_ > self.file_bytes:
+                self._write()
+            self.tensors[name] = tensor.to("cpu", copy=True).contiguous()
+            self.size += bytes_
+            self.total += bytes_
+
+    def _write(self) -> None:
+        path = self.directory / f"model-{len(self.parts) + 1:05d}.partial"
+        save_file(self.tensors, path, metadata={"format": "pt"})
+        self.parts.append((path, list(self.tensors)))
+        self.tensors, self.size = {}, 0
+
+    def finish(self) -> None:
+        """Give the files their names, which say how many there are, and write the index of more than one."""
+        self._write()
+        index = self.directory / "model.safetensors.index.json"
+        index.unlink(missing_ok=True)
+        count = len(self.parts)
+        weight_map: dict[str, str] = {}
+        for i, (path, names) in enumerate(self.parts, 1):
+            file = "model.safetensors" if count == 1 else f"model-{i:05d}-of-{count:05d}.safetensors"
+            path.rename(self.directory / file)
+            weight_map |= dict.fromkeys(names, file)
+        if count > 1:
+            content = {"metadata": {"total_size": self.total}, "weight_map": weight_map}
+            index.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def save_hf(placement: Placement, directory: str | Path, bucket_bytes: int, file_bytes: int = FILE_BYTES) -> None:
+    """Write the safetensors files of a HF directory from rank 0. A collective: all ranks call it together."""
+    writer = _Writer(Path(directory), file_bytes) if dist.get_rank() == 0 else None
     for bucket in export_hf(placement, bucket_bytes):
-        if keep:
-            tensors |= {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in bucket}
-    if keep:
-        path = Path(directory) / "model.safetensors"
-        temporary = path.with_suffix(".partial")
-        save_file(tensors, temporary, metadata={"format": "pt"})
-        temporary.rename(path)
+        if writer is not None:
+            writer.add(bucket)
+    if writer is not None:
+        writer.finish()

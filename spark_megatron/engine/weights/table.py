@@ -1,204 +1,196 @@
-"""One declarative table per model: which HF tensors make which megatron-core parameter, and how it is split.
+"""One declarative table per model: which HF tensors make which megatron-core parameter, and how it is cut.
 
-A row knows both directions. ``join`` turns the HF tensors into the full megatron-core parameter, ``split`` undoes it;
-``shard`` cuts a full parameter for tensor parallelism, ``unshard`` undoes it. Loading, export to HF and the hand-over
-to the sampler are all derived from these four.
+A row is plain data: it lists, in order, the pieces of HF tensors that a parameter consists of. Loading, export to HF,
+the hand-over to the sampler and the shapes of every rank's parameters are all derived from ``Row.segments``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedConfig
+from spark_megatron.architecture import Architecture
 
 FIRST, LAST = "first", "last"
 """Places of rows that belong to a pipeline end rather than to a layer."""
 
 Place = int | str
+Shape = tuple[int, ...]
 
 
-class Row(Protocol):
-    """What every row offers.
+@dataclass(frozen=True)
+class Segment:
+    """Elements ``start`` to ``stop`` of the HF tensor number ``tensor`` of a row, along the row's dimension."""
 
-    ``place`` is the global layer index, or the pipeline end that holds the parameter; ``dim`` the dimension that tensor
-    parallelism cuts (None: replicated); ``exported`` is False for a second copy of another row's tensor.
+    tensor: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+Block = tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One megatron-core parameter.
+
+    Tensor parallelism cuts each of ``blocks`` into equal parts; rank r holds the r-th part of every block, one behind
+    the other. A block that does not divide is padded with zeros at its end (the vocabulary).
     """
 
-    @property
-    def hf(self) -> tuple[str, ...]: ...
-    @property
-    def mcore(self) -> str: ...
-    @property
-    def place(self) -> Place: ...
-    @property
-    def dim(self) -> int | None: ...
-    @property
-    def exported(self) -> bool: ...
-    def hf_shapes(self) -> tuple[tuple[int, ...], ...]: ...
-    def join(self, tensors: Sequence[Tensor], tp: int) -> Tensor: ...
-    def split(self, full: Tensor) -> tuple[Tensor, ...]: ...
-    def shard(self, full: Tensor, tp: int, rank: int) -> Tensor: ...
-    def unshard(self, shards: Sequence[Tensor]) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class Copy:
-    """One tensor, the same on both sides; cut along ``dim`` for tensor parallelism (None: replicated)."""
-
-    name: str
-    mcore: str
+    hf: tuple[str, ...]
+    """Names of the HF tensors."""
+    shapes: tuple[Shape, ...]
+    """Their shapes."""
+    pattern: str
+    """The parameter's name with {layer} and {expert} for the indices."""
     place: Place
-    shape: tuple[int, ...]
-    dim: int | None = None
+    """The layer, counted over the whole model, or the pipeline end that holds the parameter."""
+    blocks: tuple[Block, ...]
+    dim: int = 0
+    """The dimension along which segments lie behind one another."""
+    cut: bool = True
+    """Whether tensor parallelism cuts the parameter; otherwise every rank holds all of it."""
+    expert: int | None = None
+    """The expert, counted over all of its layer."""
     exported: bool = True
+    """False for a second copy of another row's tensor."""
+
+    def name(self, layer: int | None = None, expert: int | None = None) -> str:
+        """The parameter's name in a model part that counts this layer and expert as given."""
+        return self.pattern.format(layer=layer, expert=expert)
 
     @property
-    def hf(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    def hf_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return (self.shape,)
-
-    def join(self, tensors: Sequence[Tensor], tp: int) -> Tensor:
-        return tensors[0]
-
-    def split(self, full: Tensor) -> tuple[Tensor, ...]:
-        return (full,)
-
-    def shard(self, full: Tensor, tp: int, rank: int) -> Tensor:
-        return full if self.dim is None else full.chunk(tp, self.dim)[rank]
-
-    def unshard(self, shards: Sequence[Tensor]) -> Tensor:
-        return shards[0] if self.dim is None else torch.cat(list(shards), self.dim)
-
-
-@dataclass(frozen=True)
-class Vocab(Copy):
-    """Embedding or head: rows are padded to a multiple of the tensor-parallel degree; the padding is never exported."""
-
-    dim: int | None = 0
-
-    def join(self, tensors: Sequence[Tensor], tp: int) -> Tensor:
-        rows = -(-self.shape[0] // tp) * tp
-        return torch.nn.functional.pad(tensors[0], (0, 0, 0, rows - self.shape[0]))
-
-    def split(self, full: Tensor) -> tuple[Tensor, ...]:
-        return (full[: self.shape[0]],)
-
-
-@dataclass(frozen=True)
-class QKV:
-    """Query, key and value: per group of ``heads // groups`` query heads, megatron-core holds [queries, key, value]."""
-
-    prefix: str
-    suffix: str
-    mcore: str
-    place: Place
-    heads: int
-    groups: int
-    head_dim: int
-    tail: tuple[int, ...]
-    """Shape behind the output dimension: (hidden,) for a weight, () for a bias."""
-    dim: int | None = 0
-    exported: bool = True
+    def mcore(self) -> str:
+        """The parameter's name in a model that is on one rank as a whole; unique in a table."""
+        return self.name(self.place if isinstance(self.place, int) else None, self.expert)
 
     @property
-    def hf(self) -> tuple[str, ...]:
-        return tuple(f"{self.prefix}{x}_proj.{self.suffix}" for x in "qkv")
+    def elements(self) -> int:
+        """Number of elements of the HF tensors."""
+        return sum(math.prod(shape) for shape in self.shapes)
 
-    def hf_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return tuple((n * self.head_dim, *self.tail) for n in (self.heads, self.groups, self.groups))
+    def _part(self, block: Block, tp: int) -> int:
+        return -(-sum(map(len, block)) // tp) if self.cut else sum(map(len, block))
 
-    def join(self, tensors: Sequence[Tensor], tp: int) -> Tensor:
-        return torch.cat([t.view(self.groups, -1, *self.tail) for t in tensors], 1).flatten(0, 1)
+    def shard_shape(self, tp: int) -> Shape:
+        """Shape of the parameter on each of ``tp`` tensor-parallel ranks."""
+        size = sum(self._part(block, tp) for block in self.blocks)
+        return (*self.shapes[0][: self.dim], size, *self.shapes[0][self.dim + 1 :])
 
-    def split(self, full: Tensor) -> tuple[Tensor, ...]:
-        sizes = [self.heads // self.groups * self.head_dim, self.head_dim, self.head_dim]
-        parts = full.view(self.groups, -1, *self.tail).split(sizes, 1)
-        return tuple(part.flatten(0, 1) for part in parts)
+    def segments(self, tp: int, rank: int) -> Iterator[tuple[int, Segment]]:
+        """(offset in the parameter, segment) of everything that tensor-parallel rank ``rank`` holds, in order.
 
-    def shard(self, full: Tensor, tp: int, rank: int) -> Tensor:
-        return full.chunk(tp)[rank]
+        What no segment covers is padding.
+        """
+        base = 0
+        for block in self.blocks:
+            part = self._part(block, tp)
+            begin, end = (rank * part, (rank + 1) * part) if self.cut else (0, part)
+            position = 0
+            for segment in block:
+                low, high = max(begin, position), min(end, position + len(segment))
+                if low < high:
+                    shift = segment.start - position
+                    yield base + low - begin, Segment(segment.tensor, low + shift, high + shift)
+                position += len(segment)
+            base += part
 
-    def unshard(self, shards: Sequence[Tensor]) -> Tensor:
-        return torch.cat(list(shards))
+
+def copy(name: str, pattern: str, place: Place, shape: Shape, *, dim: int | None = None, exported: bool = True) -> Row:
+    """One tensor, the same on both sides, cut along ``dim`` (None: replicated)."""
+    blocks = ((Segment(0, 0, shape[dim or 0]),),)
+    return Row((name,), (shape,), pattern, place, blocks, dim or 0, dim is not None, exported=exported)
 
 
-@dataclass(frozen=True)
-class GateUp:
+def qkv(prefix: str, suffix: str, pattern: str, layer: int, model: Architecture, tail: Shape) -> Row:
+    """Query, key and value: megatron-core holds, per key-value head, [its query heads, the key head, the value head].
+
+    The whole is cut into equal parts, inside of a head too where there are fewer key-value heads than ranks
+    (``SelfAttention.get_query_key_value_tensors``).
+    """
+    d, queries = model.head_dim, model.heads // model.groups * model.head_dim
+    block: list[Segment] = []
+    for g in range(model.groups):
+        block.append(Segment(0, g * queries, (g + 1) * queries))
+        block += [Segment(tensor, g * d, (g + 1) * d) for tensor in (1, 2)]
+    names = tuple(f"{prefix}{x}_proj.{suffix}" for x in "qkv")
+    shapes = tuple((heads * d, *tail) for heads in (model.heads, model.groups, model.groups))
+    return Row(names, shapes, pattern, layer, (tuple(block),))
+
+
+def gate_up(prefix: str, pattern: str, layer: int, shape: Shape, expert: int | None = None) -> Row:
     """Gate and up projection stacked; each tensor-parallel rank holds [its part of gate, its part of up]."""
-
-    prefix: str
-    mcore: str
-    place: Place
-    shape: tuple[int, int]
-    dim: int | None = 0
-    exported: bool = True
-
-    @property
-    def hf(self) -> tuple[str, ...]:
-        return f"{self.prefix}gate_proj.weight", f"{self.prefix}up_proj.weight"
-
-    def hf_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return self.shape, self.shape
-
-    def join(self, tensors: Sequence[Tensor], tp: int) -> Tensor:
-        return torch.cat(list(tensors))
-
-    def split(self, full: Tensor) -> tuple[Tensor, ...]:
-        return full.chunk(2)
-
-    def shard(self, full: Tensor, tp: int, rank: int) -> Tensor:
-        return torch.cat([half.chunk(tp)[rank] for half in full.chunk(2)])
-
-    def unshard(self, shards: Sequence[Tensor]) -> Tensor:
-        halves = [shard.chunk(2) for shard in shards]
-        return torch.cat([gate for gate, _ in halves] + [up for _, up in halves])
+    names = (f"{prefix}gate_proj.weight", f"{prefix}up_proj.weight")
+    blocks = tuple((Segment(tensor, 0, shape[0]),) for tensor in (0, 1))
+    return Row(names, (shape, shape), pattern, layer, blocks, expert=expert)
 
 
-def _layer_rows(hf: PreTrainedConfig, i: int, head_dim: int) -> list[Row]:
-    ours, theirs = f"decoder.layers.{i}.", f"model.layers.{i}."
-    attention, mlp = theirs + "self_attn.", theirs + "mlp."
-    heads, groups, hidden, ffn = hf.num_attention_heads, hf.num_key_value_heads, hf.hidden_size, hf.intermediate_size
-    qkv = ours + "self_attention.linear_qkv."
-    rows: list[Row] = [
-        Copy(theirs + "input_layernorm.weight", ours + "input_layernorm.weight", i, (hidden,)),
-        QKV(attention, "weight", qkv + "weight", i, heads, groups, head_dim, (hidden,)),
-        Copy(
-            attention + "o_proj.weight",
-            ours + "self_attention.linear_proj.weight",
-            i,
-            (hidden, heads * head_dim),
-            dim=1,
-        ),
-        Copy(theirs + "post_attention_layernorm.weight", ours + "pre_mlp_layernorm.weight", i, (hidden,)),
-        GateUp(mlp, ours + "mlp.linear_fc1.weight", i, (ffn, hidden)),
-        Copy(mlp + "down_proj.weight", ours + "mlp.linear_fc2.weight", i, (hidden, ffn), dim=1),
+def down(prefix: str, pattern: str, layer: int, shape: Shape, expert: int | None = None) -> Row:
+    """The down projection, cut along its input."""
+    return Row(
+        (f"{prefix}down_proj.weight",), (shape,), pattern, layer, ((Segment(0, 0, shape[1]),),), 1, expert=expert
+    )
+
+
+def _mlp_rows(model: Architecture, i: int, fused: bool) -> list[Row]:
+    ours, theirs, h = "decoder.layers.{layer}.mlp.", f"model.layers.{i}.mlp.", model.hidden
+    if not model.sparse[i]:
+        return [
+            gate_up(theirs, ours + "linear_fc1.weight", i, (model.ffn, h)),
+            down(theirs, ours + "linear_fc2.weight", i, (h, model.ffn)),
+        ]
+    rows = [copy(theirs + "gate.weight", ours + "router.weight", i, (model.experts, h))]
+    names = "experts.linear_{fc}.weight{{expert}}" if fused else "experts.local_experts.{{expert}}.linear_{fc}.weight"
+    for e in range(model.experts):
+        one = f"{theirs}experts.{e}."
+        rows.append(gate_up(one, ours + names.format(fc="fc1"), i, (model.expert_ffn, h), expert=e))
+        rows.append(down(one, ours + names.format(fc="fc2"), i, (h, model.expert_ffn), expert=e))
+    return rows
+
+
+def _layer_rows(model: Architecture, i: int, fused: bool) -> list[Row]:
+    ours, theirs, h = "decoder.layers.{layer}.", f"model.layers.{i}.", model.hidden
+    attention, wide = theirs + "self_attn.", model.heads * model.head_dim
+    before_attention = "self_attention.linear_qkv.layer_norm_weight" if fused else "input_layernorm.weight"
+    # The router of a sparse layer reads what the norm gives, so that the norm stays a module of its own there.
+    before_mlp = "mlp.linear_fc1.layer_norm_weight" if fused and not model.sparse[i] else "pre_mlp_layernorm.weight"
+    linear_qkv = ours + "self_attention.linear_qkv."
+    rows = [
+        copy(theirs + "input_layernorm.weight", ours + before_attention, i, (h,)),
+        qkv(attention, "weight", linear_qkv + "weight", i, model, (h,)),
     ]
-    if hf.model_type == "qwen2":
-        rows.append(QKV(attention, "bias", qkv + "bias", i, heads, groups, head_dim, ()))
-    if hf.model_type == "qwen3":
+    if model.qkv_bias:
+        rows.append(qkv(attention, "bias", linear_qkv + "bias", i, model, ()))
+    if model.qk_norm:
         for x in "qk":
             norm = f"self_attention.{x}_layernorm.weight"
-            rows.append(Copy(f"{attention}{x}_norm.weight", ours + norm, i, (head_dim,)))
-    return rows
+            rows.append(copy(f"{attention}{x}_norm.weight", ours + norm, i, (model.head_dim,)))
+    rows.append(copy(attention + "o_proj.weight", ours + "self_attention.linear_proj.weight", i, (h, wide), dim=1))
+    rows.append(copy(theirs + "post_attention_layernorm.weight", ours + before_mlp, i, (h,)))
+    return rows + _mlp_rows(model, i, fused)
 
 
-def table(hf: PreTrainedConfig) -> list[Row]:
-    """All rows of a model in forward order; layer indices are global."""
-    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-    vocab = (hf.vocab_size, hf.hidden_size)
-    rows: list[Row] = [Vocab("model.embed_tokens.weight", "embedding.word_embeddings.weight", FIRST, vocab)]
-    for i in range(hf.num_hidden_layers):
-        rows += _layer_rows(hf, i, head_dim)
-    rows.append(Copy("model.norm.weight", "decoder.final_layernorm.weight", LAST, (hf.hidden_size,)))
-    if hf.tie_word_embeddings:
+def table(model: Architecture, *, fused: bool) -> list[Row]:
+    """All rows of a model in forward order; ``fused`` gives the names of Transformer Engine's layers."""
+    vocab = (model.vocab, model.hidden)
+    embedding, head = "embedding.word_embeddings.weight", "output_layer.weight"
+    rows = [copy("model.embed_tokens.weight", embedding, FIRST, vocab, dim=0)]
+    for i in range(model.layers):
+        rows += _layer_rows(model, i, fused)
+    rows.append(copy("model.norm.weight", "decoder.final_layernorm.weight", LAST, (model.hidden,)))
+    if model.tied:
         # With pipeline stages the last one keeps its own copy of the embedding; it is loaded, never exported.
-        rows.append(Vocab("model.embed_tokens.weight", "output_layer.weight", LAST, vocab, exported=False))
+        rows.append(copy("model.embed_tokens.weight", head, LAST, vocab, dim=0, exported=False))
     else:
-        rows.append(Vocab("lm_head.weight", "output_layer.weight", LAST, vocab))
+        rows.append(copy("lm_head.weight", head, LAST, vocab, dim=0))
     return rows
+
+
+def elements(rows: Sequence[Row]) -> int:
+    """Parameters of the model, each counted once."""
+    return sum(row.elements for row in rows if row.exported)

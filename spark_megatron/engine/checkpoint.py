@@ -1,0 +1,279 @@
+"""Saving and loading an engine through megatron-core's distributed checkpointing.
+
+A checkpoint holds the weights, the optimizer, the place in the learning-rate schedule, the counters of the engine, the
+random state of every rank and the caller's own state. Any parallel layout can load it.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CONFIG_FNAME, CheckpointingConfig, CheckpointingException
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+
+from spark_megatron import runtime
+from spark_megatron.engine import checkpoint_store as store
+from spark_megatron.engine import checkpoint_write
+from spark_megatron.engine.checkpoint_store import CheckpointError, read_state
+from spark_megatron.engine.checkpoint_write import Writing, Written
+from spark_megatron.engine.engine import Engine
+
+__all__ = ["CheckpointError", "Checkpoints", "load", "read_state"]
+
+T = TypeVar("T")
+
+COUNTERS = ("weight_version", "skipped_updates")
+"""Attributes of the engine that go on counting."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, below one folder (see ``checkpoint_store`` for what is in it).
+
+    Args:
+        folder: where they are; made at the first save. All ranks must see the same one.
+        keep: how many complete checkpoints stay.
+        asynchronous: whether ``save`` returns before the files are written.
+    """
+
+    def __init__(self, folder: Path, *, keep: int, asynchronous: bool) -> None:
+        if keep < 1:
+            raise ValueError(f"keep={keep}: at least 1 checkpoint must stay")
+        self.folder, self.keep, self.asynchronous = folder, keep, asynchronous
+        self._calls = AsyncCallsQueue(persistent=torch.cuda.is_available())
+
+    def save(self, engine: Engine, step: int, state: dict[str, Any]) -> None:
+        """Save the engine and ``state`` (anything that JSON can hold; rank 0's counts). A collective.
+
+        Returns as soon as the weights may change again. A save that is still being written is waited for.
+
+        Raises:
+            CheckpointError: this save could not begin (or, if not asynchronous, end), or the one before it failed.
+        """
+        self.wait()
+        what = f"the checkpoint of step {step} in {self.folder}"
+        content = _together(lambda: json.dumps(state).encode(), what)
+        folder = _on_rank_zero(lambda: store.begin(self.folder, step), what)
+        with engine.optimizer_state():
+            everything = _state_dict(engine, loading=False) | {"rng": _rng_object(_rng_state())}
+            sharded, common = save_preprocess(everything)
+            others = {
+                store.STATE: content,
+                COMMON_STATE_FNAME: _torch_bytes(common),
+                CONFIG_FNAME: json.dumps(asdict(CheckpointingConfig("torch_dist"))).encode(),
+            }
+            copies = engine.parallel.data_context_group
+            writing = checkpoint_write.plan(sharded, folder, others if runtime.rank() == 0 else {}, copies)
+            manifest = {"step": step, "layout": _layout(engine)}
+            self._calls.schedule_async_request(writing.request(partial(self._finish, writing, manifest, what)))
+        if not self.asynchronous:
+            self.wait()
+
+    def _finish(self, writing: Writing, manifest: dict[str, Any], what: str) -> None:
+        """What follows when all ranks have written. A collective."""
+        answers = runtime.gather(writing.mailbox.take())
+        try:
+            _raise_first([a if isinstance(a, Exception) else None for a in answers], what)
+            written = [a for a in answers if isinstance(a, Written)]
+            _on_rank_zero(lambda: self._publish(writing, manifest, written), what)
+        except CheckpointError:
+            if runtime.rank() == 0:
+                store.discard(writing.folder)
+            raise
+
+    def _publish(self, writing: Writing, manifest: dict[str, Any], written: list[Written]) -> None:
+        writing.index(written)
+        files = {name: entry for each in written for name, entry in each.digests.items()}
+        files[store.INDEX] = store.digest(writing.folder / store.INDEX)
+        store.publish(writing.folder, manifest["step"], manifest | {"files": files})
+        store.prune(self.folder, self.keep)
+
+    def poll(self) -> None:
+        """Complete a save whose files are written; returns at once if they are not. A collective.
+
+        Raises:
+            CheckpointError: it failed; what it had written is removed, the checkpoints before it are as they were.
+        """
+        self._calls.maybe_finalize_async_calls(blocking=False)
+
+    def wait(self) -> None:
+        """As ``poll``, but waits for the writers. Call it before the process ends."""
+        self._calls.maybe_finalize_async_calls(blocking=True)
+
+    def latest(self) -> Path | None:
+        """The checkpoint to resume from: the one completed last; None if there is none."""
+        return store.latest(self.folder)
+
+
+def load(engine: Engine, path: Path) -> None:
+    """Put an engine into the state that was saved, whatever the layout it was saved from. A collective.
+
+    The settings of the optimizer and of the schedule stay the engine's own; only the place in the schedule is loaded.
+    The random state is set where the layout is the saved one.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or the checkpoint is of another model.
+    """
+    manifest = _together(lambda: _verified(path), f"loading {path}")
+    with engine.optimizer_state():
+        same_layout = manifest["layout"] == _layout(engine)
+        wanted = _state_dict(engine, loading=True) | ({"rng": _rng_object(None)} if same_layout else {})
+        try:
+            loaded = dist_checkpointing.load(wanted, str(path))
+        except (CheckpointingException, CheckpointException) as error:
+            raise CheckpointError(f"{path} does not fit the model {engine.directory}: {error}") from error
+        for name, module in _chunks(engine).items():
+            module.load_state_dict(loaded[name])
+        _load_optimizer(engine, loaded["optimizer"])
+    engine.lr_schedule.num_steps = 0
+    engine.lr_schedule.step(loaded["schedule"]["num_steps"])
+    for name in COUNTERS:
+        setattr(engine, name, loaded["counters"][name])
+    if same_layout:
+        _set_rng_state(loaded["rng"])
+
+
+def _verified(path: Path) -> dict[str, Any]:
+    """The manifest, after this rank's share of the files was compared with it."""
+    manifest = store.read_manifest(path)
+    share = sorted(manifest["files"])[runtime.rank() :: runtime.world_size()]
+    for problem in store.problems(path, manifest, share):
+        raise CheckpointError(problem)
+    return manifest
+
+
+def _together(action: Callable[[], T], what: str) -> T:
+    """The result of ``action``; where it fails on one rank, all ranks raise the same CheckpointError. A collective."""
+    result, problem = None, None
+    try:
+        result = action()
+    except (OSError, TypeError, ValueError, CheckpointError) as error:
+        problem = error
+    _raise_first(runtime.gather(problem), what)
+    return result  # type: ignore[return-value] # None only where action returned it
+
+
+def _on_rank_zero(action: Callable[[], T], what: str) -> T:
+    """The result of rank zero's ``action`` on every rank, or the same CheckpointError. A collective."""
+    return runtime.broadcast_from_zero(_together(action if runtime.rank() == 0 else _nothing, what))
+
+
+def _nothing() -> Any:
+    return None
+
+
+def _raise_first(errors: Sequence[Exception | None], what: str) -> None:
+    for rank, error in enumerate(errors):
+        if isinstance(error, CheckpointError):
+            raise error
+        if error is not None:
+            raise CheckpointError(f"{what} failed on rank {rank}: {error}") from error
+
+
+def _layout(engine: Engine) -> dict[str, Any]:
+    return asdict(engine.parallel.layout) | {"ranks": runtime.world_size()}
+
+
+def _chunks(engine: Engine) -> dict[str, Any]:
+    """This rank's modules under megatron-core's names for them."""
+    modules = [chunk.module for chunk in engine.chunks]
+    return {"model": modules[0]} if len(modules) == 1 else {f"model{i}": m for i, m in enumerate(modules)}
+
+
+def _state_dict(engine: Engine, loading: bool) -> dict[str, Any]:
+    """megatron-core's description of everything but the random state; when loading, of where it goes."""
+    metadata = {
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "chained_optim_avoid_prefix": True,
+        "singleton_local_shards": False,
+        "dp_cp_group": engine.parallel.data_context_group,
+    }
+    models = {name: module.sharded_state_dict(metadata=metadata) for name, module in _chunks(engine).items()}
+    for optimizer in engine.optimizer.chained_optimizers:
+        optimizer.init_state_fn(optimizer.optimizer, optimizer.config)  # it has none before the first update
+        if optimizer.data_parallel_group.size() == 1:
+            # megatron-core copies the state five times to gather it from the data ranks.
+            optimizer.get_parameter_state_dp_zero = partial(_whole_state, optimizer)
+    gc.freeze()  # megatron-core collects garbage; not the whole process', which takes a second beside a sampler
+    try:
+        optimizer_state = engine.optimizer.sharded_state_dict(models, is_loading=loading, metadata=metadata)
+    finally:
+        gc.unfreeze()
+    return models | {
+        "optimizer": optimizer_state,
+        "schedule": {"num_steps": engine.lr_schedule.num_steps},
+        "counters": {name: getattr(engine, name) for name in COUNTERS},
+    }
+
+
+class _Parts(dict[int, Tensor]):
+    """A buffer in parts, by the place where each begins."""
+
+    def __getitem__(self, place: Any) -> Tensor:
+        return super().__getitem__(place.start)
+
+
+def _whole_state(optimizer: Any, **_how: Any) -> dict[Any, Any]:
+    """What megatron-core's ``get_parameter_state_dp_zero`` gathers, where this rank has all of it already."""
+    state: dict[Any, Any] = {}
+    for index, (buffer, ranges) in enumerate(zip(optimizer.buffers, optimizer.gbuf_ranges, strict=True)):
+        parts: dict[str, _Parts] = {"param": _Parts(), "exp_avg": _Parts(), "exp_avg_sq": _Parts()}
+        for parameter, (start, _, _) in buffer.param_index_map.items():
+            tensors = optimizer._get_main_param_and_optimizer_states(parameter)
+            for name, part in parts.items():
+                part[start] = tensors[name].detach()
+        state[index] = dict.fromkeys(ranges, parts)
+    return state
+
+
+def _load_optimizer(engine: Engine, loaded: dict[str, Any]) -> None:
+    """Moments, master weights and the number of steps; the settings stay those of the engine."""
+    settings = [{k: v for k, v in g.items() if k not in ("params", "step")} for g in engine.optimizer.param_groups]
+    engine.optimizer.load_state_dict(loaded)
+    for group, own in zip(engine.optimizer.param_groups, settings, strict=True):
+        group.update(own)
+
+
+def _rng_object(state: dict[str, Any] | None) -> ShardedObject:
+    return ShardedObject("rng", state, (runtime.world_size(),), (runtime.rank(),))
+
+
+def _rng_state() -> dict[str, Any]:
+    return {
+        "python": random.getstate(),
+        "numpy": numpy.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "tracker": get_cuda_rng_tracker().get_states(),
+    }
+
+
+def _set_rng_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    numpy.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    get_cuda_rng_tracker().set_states(state["tracker"])
+
+
+def _torch_bytes(value: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()

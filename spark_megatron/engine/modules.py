@@ -1,0 +1,78 @@
+"""The parts of the model that this project brings itself, where megatron-core's own need CUDA or hold too much memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from spark_megatron.engine.local import Packed
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """megatron-core's constructor signature around torch's RMSNorm (its own wrapper refuses sequence parallelism)."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_unused: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (an attribute of megatron-core)
+
+
+class PackedAttention(MegatronModule):
+    """Core attention over packed sequences through torch's scaled_dot_product_attention: causal, grouped query heads.
+
+    Sequences of similar length are laid side by side for the attention alone. With context parallelism keys and values
+    are gathered from all context ranks, which is exact and simple, and costs memory for one layer's keys and values.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        *_args: Any,
+        softmax_scale: float | None = None,
+        pg_collection: Any = None,
+        **_unused: Any,
+    ) -> None:
+        super().__init__(config=config)
+        self.softmax_scale = softmax_scale
+        self.context_group = pg_collection.cp if config.context_parallel_size > 1 else None
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_args: Any, **kwargs: Any) -> Tensor:
+        """query [tokens, heads, d], key and value [tokens, kv heads, d] -> [tokens, heads * d]."""
+        packed = kwargs["packed_seq_params"]
+        assert isinstance(packed, Packed) and packed.back is not None
+        if self.context_group is not None:
+            both = torch.cat([key, value], -1)
+            both = gather_from_sequence_parallel_region(both, group=self.context_group)
+            key, value = both.chunk(2, -1)
+        outputs = []
+        for rows in packed.rows:
+            out = torch.nn.functional.scaled_dot_product_attention(
+                query[rows.query].transpose(1, 2),
+                key[rows.key].transpose(1, 2),
+                value[rows.key].transpose(1, 2),
+                attn_mask=rows.mask,
+                is_causal=rows.mask is None,
+                scale=self.softmax_scale,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+            outputs.append(out.transpose(1, 2).flatten(2).flatten(0, 1))
+        return torch.cat(outputs)[packed.back]
+
+
+class Decoder(GPTModel):
+    """A GPTModel whose last stage returns hidden states: the head is applied in pieces, see ``logprobs``."""
+
+    def _postprocess(self, hidden_states: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+        return hidden_states
+
+    def head(self) -> Tensor:
+        """[vocabulary / tp, hidden]: this rank's rows of the output layer (of the embedding where they are tied)."""
+        if self.share_embeddings_and_output_weights:
+            return self.shared_embedding_or_output_weight()
+        return self.output_layer.weight

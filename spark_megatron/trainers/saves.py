@@ -1,0 +1,51 @@
+"""When a run is saved, and how it goes on from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spark_megatron.config import Config
+from spark_megatron.engine import checkpoint
+from spark_megatron.trainers.parts import Parts
+from spark_megatron.trainers.state import FOLDER, RunState
+
+
+class Saves:
+    """The checkpoints of a run and the state that they hold; every call is a collective.
+
+    ``start`` is the checkpoint to go on from, None for the start model. Its state is in ``state`` from the beginning;
+    its weights come with ``restore``.
+    """
+
+    def __init__(self, cfg: Config, parts: Parts, start: Path | None) -> None:
+        folder = Path(cfg.run_dir) / FOLDER
+        self._every, self._total = cfg.checkpoint.every, cfg.trainer.total_steps
+        self._engine, self._start = parts.engine, start
+        self._checkpoints = checkpoint.Checkpoints(
+            folder, keep=cfg.checkpoint.keep, asynchronous=cfg.checkpoint.asynchronous
+        )
+        self.state = RunState(cfg, parts)
+        if start is not None:
+            self.state.load_state_dict(checkpoint.read_state(start))
+            if start.parent != folder:
+                self.state.origin = str(start)
+
+    def restore(self) -> RunState:
+        """The state to go on with; the engine has its weights and optimizer from now on.
+
+        What belongs to the start model, a reference policy above all, is taken from the engine before.
+        """
+        if self._start is not None:
+            checkpoint.load(self._engine, self._start)
+        return self.state
+
+    def step_done(self) -> None:
+        """Count a finished step, and save where one is due: every ``checkpoint.every`` steps and after the last one."""
+        self.state.step += 1
+        self._checkpoints.poll()
+        if self.state.step == self._total or (self._every and self.state.step % self._every == 0):
+            self._checkpoints.save(self._engine, self.state.step, self.state.state_dict())
+
+    def wait(self) -> None:
+        """Until everything is written; CheckpointError where a save failed."""
+        self._checkpoints.wait()
