@@ -4,25 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Values of ``model_type`` in a Hugging Face config.json that the engine knows."""
 
 
-class Degrees(Protocol):
-    """The degrees of parallelism that have to fit the model."""
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of parallelism. The data-parallel degree is what is left of the world.
+
+    ``virtual`` is the number of model chunks that each pipeline rank holds (1: no interleaving). ``sequence`` splits
+    activations between tensor-parallel regions over the tensor-parallel ranks. Experts are spread over ``expert``
+    ranks, which are ranks of the data (and context) parallel dimension for everything else; within an expert the
+    tensor-parallel degree is ``tensor`` too.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    virtual: int = 1
+    sequence: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "pipeline", "context", "expert", "virtual"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"parallel.{name}={getattr(self, name)} must be at least 1")
+        if self.virtual > 1 and self.pipeline == 1:
+            raise ValueError(
+                f"parallel.virtual={self.virtual} needs pipeline stages, but parallel.pipeline=1: set one of them"
+            )
+        if self.sequence and self.tensor == 1:
+            raise ValueError(
+                "parallel.sequence=true needs parallel.tensor of 2 or more: there is nothing to split over"
+            )
 
     @property
-    def tensor(self) -> int: ...
-    @property
-    def pipeline(self) -> int: ...
-    @property
-    def expert(self) -> int: ...
-    @property
-    def virtual(self) -> int: ...
-    @property
-    def sequence(self) -> bool: ...
+    def model(self) -> int:
+        """Ranks that hold one copy of the model and its context."""
+        return self.tensor * self.pipeline * self.context
+
+    def data(self, world: int) -> int:
+        """Data-parallel degree of ``world`` ranks; ValueError where the layout does not fit."""
+        if world % self.model:
+            raise ValueError(
+                f"parallel.tensor={self.tensor} * parallel.pipeline={self.pipeline} * parallel.context={self.context} "
+                f"does not divide parallel.ranks={world}: choose degrees whose product does"
+            )
+        data = world // self.model
+        if (data * self.context) % self.expert:
+            raise ValueError(
+                f"parallel.expert={self.expert} does not divide the {data * self.context} data and context ranks that "
+                f"parallel.ranks={world} leaves: choose a degree that does"
+            )
+        return data
 
 
 @dataclass(frozen=True)
@@ -85,10 +121,10 @@ class Architecture:
         """Rows of embedding and head: the vocabulary, rounded up so that every tensor-parallel rank has as many."""
         return -(-self.vocab // tensor) * tensor
 
-    def check(self, degrees: Degrees) -> None:
+    def check(self, layout: Layout) -> None:
         """ValueError names the setting and the size of the model that do not fit."""
-        tensor, expert = degrees.tensor, degrees.expert
-        _divides("parallel.pipeline * parallel.virtual", degrees.pipeline * degrees.virtual, "layers", self.layers)
+        tensor, expert = layout.tensor, layout.expert
+        _divides("parallel.pipeline * parallel.virtual", layout.pipeline * layout.virtual, "layers", self.layers)
         _divides("parallel.tensor", tensor, "attention heads", self.heads)
         if self.groups % tensor and tensor % self.groups:
             raise ValueError(
@@ -103,7 +139,7 @@ class Architecture:
         if self.experts:
             _divides("parallel.expert", expert, "experts", self.experts)
             _divides("parallel.tensor", tensor, "expert width (moe_intermediate_size)", self.expert_ffn)
-            if tensor > 1 and not degrees.sequence:
+            if tensor > 1 and not layout.sequence:
                 raise ValueError(
                     f"parallel.sequence=false with parallel.tensor={tensor}: megatron-core trains experts under tensor "
                     "parallelism only with sequence parallelism: set parallel.sequence=true"

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from spark_megatron.architecture import FAMILIES, Architecture, Layout
 from spark_megatron.types import Status
 
 Node = dict[str, Any]
@@ -44,6 +45,10 @@ class ParallelConfig:
     expert: int
     virtual: int
     sequence: bool
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.tensor, self.pipeline, self.context, self.expert, self.virtual, self.sequence)
 
 
 @dataclass(frozen=True)
@@ -288,11 +293,12 @@ _POSITIVE = (
     "trainer.total_steps", "trainer.tasks_per_step",
     "trainer.max_tokens_per_microbatch", "rollout.temperature", "rollout.max_new_tokens", "rollout.max_logprob_error",
     "rollout.probe_prompts", "rollout.probe_tokens", "objective.updates_per_period", "optim.lr", "optim.eps",
-    "optim.clip_grad", "eval.items", "eval.max_new_tokens", "engine.bucket_mb", "engine.logits_mb", "engine.timeout_s", "checkpoint.keep",
+    "optim.clip_grad", "eval.items", "eval.max_new_tokens", "engine.bucket_mb", "engine.logits_mb",
+    "engine.timeout_s", "checkpoint.keep",
 )  # fmt: skip
 _NOT_NEGATIVE = (
-    "trainer.eval_every", "optim.min_lr", "optim.warmup_updates", "optim.wsd_updates", "optim.weight_decay", "eval.rounds",
-    "tracking.record_groups", "checkpoint.every",
+    "trainer.eval_every", "optim.min_lr", "optim.warmup_updates", "optim.wsd_updates", "optim.weight_decay",
+    "eval.rounds", "tracking.record_groups", "checkpoint.every",
 )  # fmt: skip
 
 
@@ -322,17 +328,13 @@ def check(config: Config) -> None:
     """Values out of range and contradictions between settings; ConfigError names both sides."""
     _check_ranges(config)
     parallel, trainer, rollout, objective = config.parallel, config.trainer, config.rollout, config.objective
-    _divides(
-        "parallel.tensor * parallel.pipeline", parallel.tensor * parallel.pipeline, "parallel.ranks", parallel.ranks
-    )
     _divides("parallel.ranks", parallel.ranks, "trainer.tasks_per_step", trainer.tasks_per_step)
     if rollout.samples_per_task < 2:
         raise ConfigError(
             f"rollout.samples_per_task={rollout.samples_per_task}: a group needs at least 2 rollouts, or every "
             "advantage is 0"
         )
-    if config.optim.min_lr > config.optim.lr:
-        raise ConfigError(f"optim.min_lr={config.optim.min_lr} is greater than optim.lr={config.optim.lr}")
+    _check_schedule(config.optim)
     if objective.pool_size is not None and objective.pool_size < trainer.tasks_per_step:
         raise ConfigError(
             f"objective.pool_size={objective.pool_size} is smaller than trainer.tasks_per_step="
@@ -340,6 +342,20 @@ def check(config: Config) -> None:
         )
     _check_verifiers(config)
     _check_model(config)
+
+
+def _check_schedule(optim: OptimConfig) -> None:
+    if optim.min_lr > optim.lr:
+        raise ConfigError(f"optim.min_lr={optim.min_lr} is greater than optim.lr={optim.lr}")
+    if (optim.decay == "wsd") != (optim.wsd_updates > 0):
+        raise ConfigError(
+            f"optim.wsd_updates={optim.wsd_updates} with optim.decay={optim.decay}: the number of last updates over "
+            "which the rate falls must be above 0 with wsd, and 0 without"
+        )
+    if optim.decay_updates is not None and optim.wsd_updates > optim.decay_updates:
+        raise ConfigError(
+            f"optim.wsd_updates={optim.wsd_updates} is greater than optim.decay_updates={optim.decay_updates}"
+        )
 
 
 def _check_verifiers(config: Config) -> None:
@@ -354,30 +370,31 @@ def _check_verifiers(config: Config) -> None:
 
 
 def _check_model(config: Config) -> None:
-    """The layout against the model's shape, read from its config.json."""
+    """The layout against the number of ranks and the model's sizes, which its config.json has."""
     path = Path(config.model.path) / "config.json"
     if not path.is_file():
         raise ConfigError(f"model.path={config.model.path} is not a model directory: {path} does not exist")
-
-    def shape(key: str) -> int:
-        value = described.get(key)
-        if not isinstance(value, int):
-            raise ConfigError(
-                f"model.path={config.model.path}: {path} has no {key}: give a Hugging Face model directory"
-            )
-        return value
-
     try:
         described = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"model.path={config.model.path}: {path} holds no JSON object: {error}") from error
-    grouped = ("num_key_value_heads",) if "num_key_value_heads" in described else ()  # without it, one per head
-    for key in ("num_attention_heads", *grouped, "intermediate_size"):
-        _divides("parallel.tensor", config.parallel.tensor, f"{key} (of {path})", shape(key))
-    _divides(
-        "parallel.pipeline", config.parallel.pipeline, f"num_hidden_layers (of {path})", shape("num_hidden_layers")
-    )
-    longest = shape("max_position_embeddings")
+    if described.get("model_type") not in FAMILIES:
+        raise ConfigError(
+            f"model.path={config.model.path}: {path} has model_type={described.get('model_type')}; supported are "
+            f"{', '.join(FAMILIES)}"
+        )
+    try:
+        longest = described["max_position_embeddings"]
+        model = Architecture.of(described)
+    except KeyError as error:
+        raise ConfigError(
+            f"model.path={config.model.path}: {path} has no {error.args[0]}: give a Hugging Face model directory"
+        ) from error
+    try:
+        config.parallel.layout.data(config.parallel.ranks)
+        model.check(config.parallel.layout)
+    except ValueError as error:
+        raise ConfigError(f"{error} (model.path={config.model.path})") from error
     if config.rollout.max_new_tokens >= longest:
         raise ConfigError(
             f"rollout.max_new_tokens={config.rollout.max_new_tokens} leaves no room for a prompt: the model takes "

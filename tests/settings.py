@@ -14,6 +14,9 @@ from spark_megatron.cli.compose import compose_config
 from spark_megatron.config import Config, parse
 
 SHAPE = {
+    "model_type": "qwen2",
+    "vocab_size": 301,
+    "hidden_size": 32,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "intermediate_size": 64,

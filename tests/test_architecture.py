@@ -2,12 +2,11 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from spark_megatron.architecture import Architecture
+from spark_megatron.architecture import Architecture, Layout
 
 DENSE: dict[str, Any] = {
     "model_type": "qwen3",
@@ -25,10 +24,6 @@ SPARSE = DENSE | {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 60,
 }
-
-
-def degrees(**given: Any) -> Any:
-    return SimpleNamespace(**({"tensor": 1, "pipeline": 1, "expert": 1, "virtual": 1, "sequence": False} | given))
 
 
 def test_sizes_are_those_of_the_config() -> None:
@@ -78,7 +73,7 @@ def test_the_vocabulary_is_padded_once_and_only_to_the_ranks(vocab: int, tensor:
     ],
 )
 def test_layouts_that_fit(config: dict[str, Any], layout: dict[str, Any]) -> None:
-    Architecture.of(config).check(degrees(**layout))
+    Architecture.of(config).check(Layout(**layout))
 
 
 @pytest.mark.parametrize(
@@ -111,5 +106,34 @@ def test_layouts_that_fit(config: dict[str, Any], layout: dict[str, Any]) -> Non
 )
 def test_layouts_that_do_not_fit(config: dict[str, Any], layout: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as error:
-        Architecture.of(config).check(degrees(**layout))
+        Architecture.of(config).check(Layout(**layout))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("layout", "world", "data"),
+    [
+        (Layout(), 4, 4),
+        (Layout(tensor=2, pipeline=2), 8, 2),
+        (Layout(context=2, expert=4), 8, 4),
+        (Layout(tensor=2, sequence=True, pipeline=2, virtual=3), 4, 1),
+    ],
+)
+def test_what_a_layout_leaves_to_data_parallelism(layout: Layout, world: int, data: int) -> None:
+    assert layout.data(world) == data
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Layout(tensor=0), "parallel.tensor=0 must be at least 1"),
+        (lambda: Layout(virtual=2), "parallel.virtual=2 needs pipeline stages, but parallel.pipeline=1"),
+        (lambda: Layout(sequence=True), "parallel.sequence=true needs parallel.tensor of 2 or more"),
+        (lambda: Layout(tensor=2, context=2).data(6), "parallel.tensor=2 * parallel.pipeline=1 * parallel.context=2"),
+        (lambda: Layout(expert=4).data(2), "parallel.expert=4 does not divide the 2 data and context ranks"),
+    ],
+)
+def test_layouts_that_contradict_themselves(make: Any, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        make()
     assert message in str(error.value)

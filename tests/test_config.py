@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -122,8 +123,12 @@ def test_a_value_out_of_range(tmp_path: Path, override: str, message: str) -> No
 
 CONTRADICTIONS = {
     "optim.lr=1e-4 optim.min_lr=1e-3": "optim.min_lr=0.001 is greater than optim.lr=0.0001",
-    "parallel.ranks=3 parallel.tensor=2": "parallel.tensor * parallel.pipeline=2 does not divide parallel.ranks=3: "
-    "choose values that divide",
+    "optim.decay=wsd": "optim.wsd_updates=0 with optim.decay=wsd: the number of last updates over which the rate falls "
+    "must be above 0 with wsd, and 0 without",
+    "optim.wsd_updates=3": "optim.wsd_updates=3 with optim.decay=constant: the number of last updates over which the "
+    "rate falls must be above 0 with wsd, and 0 without",
+    "optim.decay=wsd optim.wsd_updates=9 optim.decay_updates=8": "optim.wsd_updates=9 is greater than "
+    "optim.decay_updates=8",
     "parallel.tensor=1 parallel.ranks=3 trainer.tasks_per_step=64": "parallel.ranks=3 does not divide "
     "trainer.tasks_per_step=64: choose values that divide",
     "trainer.tasks_per_step=64 objective.pool_size=63": "objective.pool_size=63 is smaller than "
@@ -144,24 +149,26 @@ def test_contradictions_name_both_sides(tmp_path: Path, overrides: str, message:
     ("overrides", "shape", "message"),
     [
         (
-            "parallel.ranks=3 parallel.tensor=3 trainer.tasks_per_step=3",
-            {"num_attention_heads": 9},
-            "parallel.tensor=3 does not divide num_key_value_heads (of {file})=2: choose values that divide",
+            "parallel.ranks=3 parallel.tensor=2 trainer.tasks_per_step=3",
+            {},
+            "parallel.tensor=2 * parallel.pipeline=1 * parallel.context=1 does not divide parallel.ranks=3: choose "
+            "degrees whose product does (model.path={folder})",
         ),
         (
             "parallel.tensor=2",
             {"num_attention_heads": 3},
-            "parallel.tensor=2 does not divide num_attention_heads (of {file})=3: choose values that divide",
+            "parallel.tensor=2 does not divide the model's 3 attention heads: choose a degree that does "
+            "(model.path={folder})",
         ),
         (
-            "parallel.tensor=2",
-            {"intermediate_size": 65},
-            "parallel.tensor=2 does not divide intermediate_size (of {file})=65: choose values that divide",
+            "parallel.virtual=2",
+            {},
+            "parallel.virtual=2 needs pipeline stages, but parallel.pipeline=1: set one of them (model.path={folder})",
         ),
         (
-            "parallel.tensor=1 parallel.pipeline=2",
-            {"num_hidden_layers": 5},
-            "parallel.pipeline=2 does not divide num_hidden_layers (of {file})=5: choose values that divide",
+            "seed=0",
+            {"model_type": "gpt2"},
+            "model.path={folder}: {file} has model_type=gpt2; supported are llama, qwen2, qwen3, qwen3_moe",
         ),
         (
             "rollout.max_new_tokens=30",
@@ -176,7 +183,7 @@ def test_contradictions_name_both_sides(tmp_path: Path, overrides: str, message:
         ),
     ],
 )
-def test_the_model_must_fit(tmp_path: Path, overrides: str, shape: dict[str, int | None], message: str) -> None:
+def test_the_model_must_fit(tmp_path: Path, overrides: str, shape: dict[str, Any], message: str) -> None:
     folder = save_shape(tmp_path / "other", **shape)
     said = refusal(tmp_path, *overrides.split(), f"model.path={folder}")
     assert said == message.format(folder=folder, file=folder / "config.json")

@@ -23,7 +23,13 @@ BASE = {"types", "config", "runtime", "paths", "architecture"}
 SIDE_BY_SIDE = {"data", "algos", "recycle", "rewards", "tracking"}
 LAYERS = [BASE, SIDE_BY_SIDE, {"engine", "rollout"}, {"hybrid", "eval", "report"}, {"trainers"}, {"cli"}]
 """From the bottom to the top. A package may import those of lower layers, and none of its own layer ..."""
-ALSO = {("config", "types"), ("data", "recycle"), ("data", "rewards"), ("recycle", "rewards")}
+ALSO = {
+    ("config", "types"),
+    ("config", "architecture"),
+    ("data", "recycle"),
+    ("data", "rewards"),
+    ("recycle", "rewards"),
+}
 """... but for these ..."""
 NEVER = {("eval", "engine")}
 """... and never those."""

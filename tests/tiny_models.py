@@ -48,7 +48,9 @@ _MOE: dict[str, Any] = {
 
 def _rope(**settings: Any) -> dict[str, Any]:
     """A context of 256 made from one of 32, so that short sequences reach beyond the original one."""
-    scaled = {"rope_theta": 5000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+    scaled: dict[str, Any] = {"rope_theta": 5000.0, "factor": 8.0}
+    if settings["rope_type"] != "linear":
+        scaled["original_max_position_embeddings"] = 32
     return {**_SHAPE, "max_position_embeddings": 256, "rope_parameters": {**scaled, **settings}}
 
 

@@ -26,6 +26,8 @@ def launch(overrides: list[str]) -> int:
     code = _start_ranks([*overrides, f"run_dir={_quoted(run_dir)}"], config.parallel.ranks)
     if code == 0:
         print(f"done: open {run_dir / 'report.html'}", file=sys.stderr)
+    else:
+        print(f"the same command with run_dir={run_dir} goes on from the last checkpoint", file=sys.stderr)
     return code
 
 
@@ -59,6 +61,6 @@ def _start_ranks(arguments: list[str], ranks: int) -> int:
         print(f"spark-train: rank {rank} failed first (exit code {first.exitcode}): {message}", file=sys.stderr)
         return 1
     except (SignalException, KeyboardInterrupt) as error:
-        print(f"spark-train: stopped ({error}); what was logged so far is in the run directory", file=sys.stderr)
+        print(f"spark-train: stopped ({error})", file=sys.stderr)
         return 130
     return 0

@@ -12,6 +12,7 @@ import signal
 import sys
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,14 +94,14 @@ def _run(overrides: list[str]) -> None:
             logging.getLogger("spark_megatron").setLevel(logging.ERROR)  # one warning is enough
         directory = Path(runtime.broadcast_from_zero(config.run_dir)).absolute()
         config = replace(config, run_dir=str(directory))
-        start = runtime.decided_by_zero(lambda: _begin(config, composed), ConfigError)
+        start = runtime.decided_by_zero(partial(begin, config, composed), ConfigError)
         if not start.finished:
             run(config, start.checkpoint)
     finally:
         runtime.stop()
 
 
-def _begin(config: Config, composed: DictConfig) -> Start:
+def begin(config: Config, composed: DictConfig) -> Start:
     """Say how the run starts and, where it does, write its settings."""
     from spark_megatron.cli import resume, run_dir
 

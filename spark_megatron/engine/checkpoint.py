@@ -6,7 +6,6 @@ random state of every rank and the caller's own state. Any parallel layout can l
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import random
@@ -68,40 +67,37 @@ class Checkpoints:
         """
         self.wait()
         what = f"the checkpoint of step {step} in {self.folder}"
-        content = _together(lambda: json.dumps(state).encode(), what)
+        content = _together(lambda: store.state_content(_counters(engine), state), what)
         folder = _on_rank_zero(lambda: store.begin(self.folder, step), what)
+        files = {
+            store.STATE: content,
+            CONFIG_FNAME: json.dumps(asdict(CheckpointingConfig("torch_dist"))).encode(),
+            COMMON_STATE_FNAME: _empty(),  # megatron-core asks for it
+        }
         with engine.optimizer_state():
-            everything = _state_dict(engine, loading=False) | {"rng": _rng_object(_rng_state())}
-            sharded, common = save_preprocess(everything)
-            others = {
-                store.STATE: content,
-                COMMON_STATE_FNAME: _torch_bytes(common),
-                CONFIG_FNAME: json.dumps(asdict(CheckpointingConfig("torch_dist"))).encode(),
-            }
+            sharded, _ = save_preprocess(_tensors(engine, loading=False) | {"rng": _rng_object(_rng_state())})
             copies = engine.parallel.data_context_group
-            writing = checkpoint_write.plan(sharded, folder, others if runtime.rank() == 0 else {}, copies)
-            manifest = {"step": step, "layout": _layout(engine)}
-            self._calls.schedule_async_request(writing.request(partial(self._finish, writing, manifest, what)))
+            writing = checkpoint_write.plan(sharded, folder, files if runtime.rank() == 0 else {}, copies)
+            self._calls.schedule_async_request(writing.request(partial(self._finish, writing, step, what)))
         if not self.asynchronous:
             self.wait()
 
-    def _finish(self, writing: Writing, manifest: dict[str, Any], what: str) -> None:
+    def _finish(self, writing: Writing, step: int, what: str) -> None:
         """What follows when all ranks have written. A collective."""
         answers = runtime.gather(writing.mailbox.take())
         try:
             _raise_first([a if isinstance(a, Exception) else None for a in answers], what)
             written = [a for a in answers if isinstance(a, Written)]
-            _on_rank_zero(lambda: self._publish(writing, manifest, written), what)
+            _on_rank_zero(lambda: self._publish(writing, step, written), what)
         except CheckpointError:
             if runtime.rank() == 0:
                 store.discard(writing.folder)
             raise
 
-    def _publish(self, writing: Writing, manifest: dict[str, Any], written: list[Written]) -> None:
+    def _publish(self, writing: Writing, step: int, written: list[Written]) -> None:
         writing.index(written)
-        files = {name: entry for each in written for name, entry in each.digests.items()}
-        files[store.INDEX] = store.digest(writing.folder / store.INDEX)
-        store.publish(writing.folder, manifest["step"], manifest | {"files": files})
+        digests = {name: entry for each in written for name, entry in each.digests.items()}
+        store.publish(writing.folder, step, digests | {store.INDEX: store.digest(writing.folder / store.INDEX)})
         store.prune(self.folder, self.keep)
 
     def poll(self) -> None:
@@ -130,32 +126,32 @@ def load(engine: Engine, path: Path) -> None:
     Raises:
         CheckpointError: a file is missing or damaged, or the checkpoint is of another model.
     """
-    manifest = _together(lambda: _verified(path), f"loading {path}")
+    saved = _together(lambda: _verified(path), f"loading {path}")
+    same_layout = saved["layout"] == _layout(engine)
     with engine.optimizer_state():
-        same_layout = manifest["layout"] == _layout(engine)
-        wanted = _state_dict(engine, loading=True) | ({"rng": _rng_object(None)} if same_layout else {})
+        wanted = _tensors(engine, loading=True) | ({"rng": _rng_object(None)} if same_layout else {})
         try:
             loaded = dist_checkpointing.load(wanted, str(path))
         except (CheckpointingException, CheckpointException) as error:
-            raise CheckpointError(f"{path} does not fit the model {engine.directory}: {error}") from error
+            raise CheckpointError(f"{path} does not fit {engine.directory}: {_cause(error)}") from error
         for name, module in _chunks(engine).items():
             module.load_state_dict(loaded[name])
-        _load_optimizer(engine, loaded["optimizer"])
+        for index, optimizer in _optimizers(engine).items():
+            optimizer.load_parameter_state_from_fully_reshardable(loaded["optimizer"][index])
+            for group in optimizer.param_groups:
+                group["step"] = saved["updates"]
     engine.lr_schedule.num_steps = 0
-    engine.lr_schedule.step(loaded["schedule"]["num_steps"])
+    engine.lr_schedule.step(saved["updates"])
     for name in COUNTERS:
-        setattr(engine, name, loaded["counters"][name])
+        setattr(engine, name, saved[name])
     if same_layout:
         _set_rng_state(loaded["rng"])
 
 
 def _verified(path: Path) -> dict[str, Any]:
-    """The manifest, after this rank's share of the files was compared with it."""
-    manifest = store.read_manifest(path)
-    share = sorted(manifest["files"])[runtime.rank() :: runtime.world_size()]
-    for problem in store.problems(path, manifest, share):
-        raise CheckpointError(problem)
-    return manifest
+    """The counters in a checkpoint, after this rank's share of the files was compared with the manifest."""
+    store.verify(path, runtime.rank(), runtime.world_size())
+    return store.read_counters(path)
 
 
 def _together(action: Callable[[], T], what: str) -> T:
@@ -186,8 +182,19 @@ def _raise_first(errors: Sequence[Exception | None], what: str) -> None:
             raise CheckpointError(f"{what} failed on rank {rank}: {error}") from error
 
 
+def _cause(error: BaseException) -> BaseException:
+    """The first rank's error; torch's own message is the tracebacks of all ranks."""
+    return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+
+
 def _layout(engine: Engine) -> dict[str, Any]:
     return asdict(engine.parallel.layout) | {"ranks": runtime.world_size()}
+
+
+def _counters(engine: Engine) -> dict[str, Any]:
+    """``updates`` is what both the optimizer and the schedule count."""
+    counters = {name: getattr(engine, name) for name in COUNTERS}
+    return counters | {"updates": engine.lr_schedule.num_steps, "layout": _layout(engine)}
 
 
 def _chunks(engine: Engine) -> dict[str, Any]:
@@ -196,30 +203,28 @@ def _chunks(engine: Engine) -> dict[str, Any]:
     return {"model": modules[0]} if len(modules) == 1 else {f"model{i}": m for i, m in enumerate(modules)}
 
 
-def _state_dict(engine: Engine, loading: bool) -> dict[str, Any]:
-    """megatron-core's description of everything but the random state; when loading, of where it goes."""
+def _optimizers(engine: Engine) -> dict[int, Any]:
+    """megatron-core's optimizers on this rank: experts have their own, and a rank of frozen weights has none."""
+    parts = enumerate(engine.optimizer.chained_optimizers)
+    return {index: part for index, part in parts if not part.is_stub_optimizer}
+
+
+def _tensors(engine: Engine, loading: bool) -> dict[str, Any]:
+    """megatron-core's description of this rank's weights and optimizer state; when loading, of where they go."""
     metadata = {
         "distrib_optim_sharding_type": "fully_reshardable",
-        "chained_optim_avoid_prefix": True,
         "singleton_local_shards": False,
         "dp_cp_group": engine.parallel.data_context_group,
     }
     models = {name: module.sharded_state_dict(metadata=metadata) for name, module in _chunks(engine).items()}
-    for optimizer in engine.optimizer.chained_optimizers:
-        optimizer.init_state_fn(optimizer.optimizer, optimizer.config)  # it has none before the first update
+    states = {}
+    for index, optimizer in _optimizers(engine).items():
+        optimizer.init_state_fn(optimizer.optimizer, optimizer.config)  # there is none before the first update
         if optimizer.data_parallel_group.size() == 1:
             # megatron-core copies the state five times to gather it from the data ranks.
             optimizer.get_parameter_state_dp_zero = partial(_whole_state, optimizer)
-    gc.freeze()  # megatron-core collects garbage; not the whole process', which takes a second beside a sampler
-    try:
-        optimizer_state = engine.optimizer.sharded_state_dict(models, is_loading=loading, metadata=metadata)
-    finally:
-        gc.unfreeze()
-    return models | {
-        "optimizer": optimizer_state,
-        "schedule": {"num_steps": engine.lr_schedule.num_steps},
-        "counters": {name: getattr(engine, name) for name in COUNTERS},
-    }
+        states[index] = optimizer.sharded_param_state_fully_reshardable(models, loading, metadata)
+    return models | {"optimizer": states}
 
 
 class _Parts(dict[int, Tensor]):
@@ -240,14 +245,6 @@ def _whole_state(optimizer: Any, **_how: Any) -> dict[Any, Any]:
                 part[start] = tensors[name].detach()
         state[index] = dict.fromkeys(ranges, parts)
     return state
-
-
-def _load_optimizer(engine: Engine, loaded: dict[str, Any]) -> None:
-    """Moments, master weights and the number of steps; the settings stay those of the engine."""
-    settings = [{k: v for k, v in g.items() if k not in ("params", "step")} for g in engine.optimizer.param_groups]
-    engine.optimizer.load_state_dict(loaded)
-    for group, own in zip(engine.optimizer.param_groups, settings, strict=True):
-        group.update(own)
 
 
 def _rng_object(state: dict[str, Any] | None) -> ShardedObject:
@@ -273,7 +270,7 @@ def _set_rng_state(state: dict[str, Any]) -> None:
     get_cuda_rng_tracker().set_states(state["tracker"])
 
 
-def _torch_bytes(value: Any) -> bytes:
+def _empty() -> bytes:
     stream = io.BytesIO()
-    torch.save(value, stream)
+    torch.save({}, stream)
     return stream.getvalue()

@@ -88,9 +88,9 @@ def begin(folder: Path, step: int) -> Path:
     return partial
 
 
-def publish(partial: Path, step: int, manifest: dict[str, Any]) -> Path:
-    """Make a folder whose files are all on disk the latest complete checkpoint."""
-    write_durably(partial / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
+def publish(partial: Path, step: int, digests: dict[str, dict[str, Any]]) -> Path:
+    """Make a folder whose files are all on disk, and have these digests, the latest complete checkpoint."""
+    write_durably(partial / MANIFEST, json.dumps({"files": digests}, indent=1, sort_keys=True).encode())
     folder = partial.parent
     target = folder / f"step_{step:08d}"
     if target.exists():
@@ -126,12 +126,9 @@ def _remove(path: Path) -> None:
         warnings.warn(f"{path} could not be removed ({error}); it is tried again at the next save", stacklevel=2)
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a complete checkpoint."""
-    manifest = _json(path / MANIFEST)
-    if not isinstance(manifest.get("files"), dict):
-        raise CheckpointError(f"{path / MANIFEST} lists no files: {_remedy(path)}")
-    return manifest
+def state_content(counters: dict[str, Any], state: dict[str, Any]) -> bytes:
+    """The state file: the engine's own counters and the caller's state. TypeError where JSON cannot hold it."""
+    return json.dumps({"engine": counters, "state": state}).encode()
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -140,21 +137,43 @@ def read_state(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is missing or damaged.
     """
-    for problem in problems(path, read_manifest(path), [STATE]):
-        raise CheckpointError(problem)
-    return _json(path / STATE)
+    return _read_part(path, "state")
 
 
-def problems(path: Path, manifest: dict[str, Any], names: list[str]) -> list[str]:
-    """What is wrong with some files of a checkpoint: missing, of another size or of other content than written."""
-    found = []
+def read_counters(path: Path) -> dict[str, Any]:
+    """The engine's counters in a checkpoint."""
+    return _read_part(path, "engine")
+
+
+def _read_part(path: Path, part: str) -> dict[str, Any]:
+    _compare(path, _digests(path), [STATE])
+    content: dict[str, Any] = _json(path / STATE)[part]
+    return content
+
+
+def verify(path: Path, part: int, parts: int) -> None:
+    """Compare one of ``parts`` shares of a checkpoint's files with what was written.
+
+    Raises:
+        CheckpointError: a file is missing, or of another size or content.
+    """
+    digests = _digests(path)
+    _compare(path, digests, sorted(digests)[part::parts])
+
+
+def _digests(path: Path) -> dict[str, Any]:
+    digests = _json(path / MANIFEST).get("files")
+    if not isinstance(digests, dict) or STATE not in digests:
+        raise CheckpointError(f"{path / MANIFEST} is damaged: it lists no {STATE}; {_remedy(path)}")
+    return digests
+
+
+def _compare(path: Path, digests: dict[str, Any], names: list[str]) -> None:
     for name in names:
-        written = manifest["files"].get(name)
-        if not (path / name).is_file() or written is None:
-            found.append(f"{path / name} is missing: {_remedy(path)}")
-        elif digest(path / name) != written:
-            found.append(f"{path / name} is damaged: it is not what was written; {_remedy(path)}")
-    return found
+        if not (path / name).is_file():
+            raise CheckpointError(f"{path / name} is missing: {_remedy(path)}")
+        if digest(path / name) != digests[name]:
+            raise CheckpointError(f"{path / name} is damaged: it is not what was written; {_remedy(path)}")
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -163,7 +182,7 @@ def _json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read ({error}): {_remedy(file.parent)}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds no JSON object: {_remedy(file.parent)}")
+        raise CheckpointError(f"{file} is damaged: it holds no JSON object; {_remedy(file.parent)}")
     return content
 
 

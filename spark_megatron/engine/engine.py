@@ -6,7 +6,6 @@ It knows tensors and parallelism. It knows nothing of prompts, rewards, objectiv
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -189,15 +188,7 @@ class Engine:
 
     def save_hf(self, directory: str | Path) -> None:
         """Write a HF directory that transformers and vLLM load: weights, config and tokenizer. A collective."""
-        target = Path(directory)
-        if dist.get_rank() == 0:
-            target.mkdir(parents=True, exist_ok=True)
-            for file in self.directory.iterdir():
-                if file.is_file() and not file.name.startswith("model"):
-                    shutil.copyfile(file, target / file.name)
-        dist.barrier()
-        save_hf(self.placement, target, self.bucket_bytes)
-        dist.barrier()
+        save_hf(self.placement, self.directory, Path(directory), self.bucket_bytes)
 
 
 def _empty_like(batch: Batch) -> Batch:

@@ -24,25 +24,31 @@ SIMILAR = 0.75
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Sequences of similar length side by side, right-padded, for an attention that takes rectangles.
+class Rectangle:
+    """Sequences of similar length side by side, padded on the right, for an attention that takes rectangles.
 
-    ``query`` [rows, length] indexes this rank's tokens and ``key`` [rows, length] the tokens of all context ranks, rank
-    by rank; padding indexes token 0. ``mask`` [rows, 1, queries, keys] is None where plain causality says the same.
+    ``mask`` [rows, 1, queries, keys] is None where plain causality says the same.
     """
 
-    query: Tensor
-    key: Tensor
+    rows: int
+    queries: int
+    keys: int
     mask: Tensor | None
 
 
 @dataclass
 class Packed(PackedSeqParams):
-    """megatron-core's description of packed sequences, with the rectangles that attention on a CPU works on."""
+    """megatron-core's description of packed sequences, with what attention and rotary embeddings on a CPU work on.
 
-    rows: tuple[Rows, ...] = ()
-    back: Tensor | None = None
-    """[tokens]: where each of this rank's tokens stands in the rectangles, laid flat one behind the other."""
+    A cell is a place in the rectangles, laid flat one behind the other: ``query_cells`` [tokens] says which one each of
+    this rank's tokens has, ``key_cells`` the same for the tokens of all context ranks, rank by rank.
+    """
+
+    rectangles: tuple[Rectangle, ...] = ()
+    query_cells: Tensor | None = None
+    key_cells: Tensor | None = None
+    positions: Tensor | None = None
+    """[tokens]: where each of this rank's tokens stands in its sequence."""
 
 
 @dataclass(frozen=True)
@@ -90,23 +96,25 @@ def cut(batch: Batch, context: int, rank: int, multiple: int, total: int = 0) ->
     limits = torch.tensor(lengths).repeat_interleave(torch.tensor(padded) // context)
     sources = torch.where(positions < limits, starts + positions, -1)
     cu_seqlens = torch.tensor([0, *padded]).cumsum(0)
-    rows, back = _rows(padded, positions, cu_seqlens, context, rank)
     device = batch.tokens.device
+    rectangles, query_cells, key_cells = _rectangles(padded, positions, rank, device)
     packed = Packed(
         qkv_format="thd",
         cu_seqlens_q=cu_seqlens.to(torch.int32).to(device),
         cu_seqlens_kv=cu_seqlens.to(torch.int32).to(device),
         max_seqlen_q=max(padded),
         max_seqlen_kv=max(padded),
-        rows=rows,
-        back=back,
+        rectangles=rectangles,
+        query_cells=query_cells.to(device),
+        key_cells=key_cells.to(device),
+        positions=positions[rank].to(device),
     )
     local = _take(batch, sources[rank].to(device), (cu_seqlens // context).to(torch.int32).to(device))
     return Local(local, packed, sources.to(device), len(batch.tokens))
 
 
 def _padded(batch: Batch, context: int, multiple: int, total: int) -> tuple[list[int], list[int]]:
-    """Lengths of the sequences, and the same with padding; where needed, a sequence of nothing but padding at the end."""
+    """Lengths of the sequences, and the same with padding; where needed, a last sequence of nothing but padding."""
     lengths = batch.cu_seqlens.diff().tolist()
     chunks = 2 * context if context > 1 else 1
     padded = [-(-length // chunks) * chunks for length in lengths]
@@ -130,33 +138,33 @@ def _positions(padded: list[int], context: int) -> Tensor:
     return torch.stack(ranks)
 
 
-def _rows(
-    padded: list[int], positions: Tensor, cu_seqlens: Tensor, context: int, rank: int
-) -> tuple[tuple[Rows, ...], Tensor]:
-    """The rectangles of attention, longest sequences first, and where each local token stands in them."""
-    local = positions.shape[1]
-    # Where the tokens of all ranks, one rank behind the other, stand in the padded sequences; and the other way round.
-    global_index = (cu_seqlens[:-1].repeat_interleave(torch.tensor(padded) // context) + positions).flatten()
-    gathered = torch.empty_like(global_index).scatter_(0, global_index, torch.arange(len(global_index)))
-    back = torch.empty(local, dtype=torch.long)
-    rows: list[Rows] = []
-    offset = 0
-    for group in _similar(padded):
-        longest = padded[group[0]]
-        first, length = cu_seqlens[group][:, None], torch.tensor([padded[i] for i in group])[:, None]
-        steps = torch.arange(longest)
-        key = torch.where(steps < length, gathered[(first + steps).clamp(max=len(gathered) - 1)], 0)
-        steps = torch.arange(longest // context)
-        query = first // context + steps
-        real = steps < length // context
-        query = torch.where(real, query, 0)
-        back[query[real]] = offset + torch.arange(real.numel()).view(real.shape)[real]
-        offset += real.numel()
+def _rectangles(
+    padded: list[int], positions: Tensor, rank: int, device: torch.device
+) -> tuple[tuple[Rectangle, ...], Tensor, Tensor]:
+    """The rectangles of attention, longest sequences first, and the cells of queries and of keys."""
+    context = len(positions)
+    groups = _similar(padded)
+    first_query, first_key = [0] * len(padded), [0] * len(padded)
+    queries = keys = 0
+    for group in groups:
+        for i in group:
+            first_query[i], first_key[i] = queries, keys
+            queries, keys = queries + padded[group[0]] // context, keys + padded[group[0]]
+    lengths = torch.tensor(padded) // context
+    # A sequence's tokens are in order on a rank, though not in one piece of the sequence.
+    ahead = torch.tensor(first_query) - (lengths.cumsum(0) - lengths)
+    query_cells = ahead.repeat_interleave(lengths) + torch.arange(positions.shape[1])
+    key_cells = (torch.tensor(first_key).repeat_interleave(lengths) + positions).flatten()
+    at = torch.zeros(queries, dtype=torch.long).index_copy_(0, query_cells, positions[rank])
+    rectangles = []
+    for group in groups:
+        rows, longest, start = len(group), padded[group[0]], first_query[group[0]]
         mask = None
         if context > 1:
-            mask = (positions[rank][query][:, :, None] >= torch.arange(longest))[:, None]
-        rows.append(Rows(query, key, mask))
-    return tuple(rows), back
+            own = at[start : start + rows * longest // context].view(rows, -1)
+            mask = (own[:, :, None] >= torch.arange(longest))[:, None].to(device)
+        rectangles.append(Rectangle(rows, longest // context, longest, mask))
+    return tuple(rectangles), query_cells, key_cells
 
 
 def _similar(lengths: list[int]) -> list[list[int]]:

@@ -7,17 +7,25 @@ number of tokens. The recomputation costs one more product with the head.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spark_megatron.engine.platform import matmul
+from spark_megatron.engine.kernels import accumulate
+from spark_megatron.engine.platform import product_dtype
+
+BLOCK_BYTES = 1 << 20
+"""Logits on which one elementwise operation follows the other: as many as stay in a processor's cache meanwhile."""
 
 
 class _LinearLogProbs(torch.autograd.Function):
-    """(log p(label), entropy) of softmax(hidden @ weight.T / temperature); gradients flow through both."""
+    """(log p(label), entropy) of softmax(hidden @ weight.T / temperature); gradients flow through both.
+
+    The gradient of a weight with a ``main_grad`` goes straight there, in fp32.
+    """
 
     @staticmethod
     def forward(
@@ -26,6 +34,7 @@ class _LinearLogProbs(torch.autograd.Function):
         weight: Tensor,
         labels: Tensor,
         first: int,
+        real: int,
         group: dist.ProcessGroup,
         temperature: float,
         piece: int,
@@ -33,16 +42,18 @@ class _LinearLogProbs(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         # Per token, relative to this rank's largest logit: that logit, log-weight of the label, sum of exp, sum of exp * x.
         parts = hidden.new_empty(4, len(labels), dtype=torch.float32)
-        for start in range(0, len(labels), piece):
-            span = slice(start, start + piece)
-            parts[:, span] = _partial_sums(_logits(hidden[span], weight, temperature), labels[span] - first)
+        for start, logits in _pieces(hidden, weight[:real], piece):
+            for rows in _blocks(logits):
+                span = slice(start + rows.start, start + rows.stop)
+                tempered = _tempered(logits[rows], hidden.dtype, temperature)
+                parts[:, span] = _partial_sums(tempered, labels[span] - first)
         top, chosen, total, weighted = parts
         highest = top.clone()
         dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
         # A rank that holds nothing but padding has -inf here, and all its sums are 0.
         shift = torch.where(top.isfinite(), top - highest, 0.0)
         scale = shift.exp()
-        held = (labels >= first) & (labels < first + len(weight))
+        held = (labels >= first) & (labels < first + real)
         sums = torch.stack(
             [torch.where(held, chosen + shift, 0.0), total * scale, scale * (weighted + shift * total)]
         )
@@ -50,40 +61,62 @@ class _LinearLogProbs(torch.autograd.Function):
         chosen, total, weighted = sums
         log_total = total.log()
         entropy = log_total - weighted / total
-        ctx.save_for_backward(hidden, weight, labels, highest + log_total, entropy)
-        ctx.first, ctx.temperature, ctx.piece = first, temperature, piece
+        ctx.save_for_backward(hidden, weight, labels - first, highest + log_total, entropy)
+        ctx.real, ctx.temperature, ctx.piece = real, temperature, piece
         return chosen - log_total, entropy
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, entropy_grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, labels, log_norm, entropy = ctx.saved_tensors
+        hidden, weight, local, log_norm, entropy = ctx.saved_tensors
+        grad = torch.zeros_like(log_norm) if grad is None else grad / ctx.temperature
+        entropy_grad = None if entropy_grad is None else entropy_grad / ctx.temperature
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        for start in range(0, len(labels), ctx.piece):
-            span = slice(start, start + ctx.piece)
-            logp = _logits(hidden[span], weight, ctx.temperature).sub_(log_norm[span, None])
-            probs = logp.exp()
-            slope = torch.zeros_like(probs)
-            if grad is not None:
-                slope.addcmul_(probs, -grad[span, None])
-                local = labels[span, None] - ctx.first
-                held = (local >= 0) & (local < len(weight))
-                if len(weight):
-                    slope.scatter_add_(1, local.clamp(0, len(weight) - 1), torch.where(held, grad[span, None], 0.0))
-            if entropy_grad is not None:
-                # d entropy / d logit_j = -p_j (log p_j + entropy)
-                slope.addcmul_(probs.mul_(logp.add_(entropy[span, None])), -entropy_grad[span, None])
-            slope = slope.div_(ctx.temperature).to(hidden.dtype)
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            direct = hasattr(weight, "main_grad")
+            grad_weight = weight.main_grad if direct else torch.zeros_like(weight, dtype=torch.float32)
+        held = (local >= 0) & (local < ctx.real)
+        column, label_grad = local.clamp(0, max(0, ctx.real - 1))[:, None], torch.where(held, grad, 0.0)[:, None]
+        head = weight[: ctx.real].to(product_dtype(weight))
+        for start, logits in _pieces(hidden, head, ctx.piece):
+            for rows in _blocks(logits):
+                span = slice(start + rows.start, start + rows.stop)
+                logp = _tempered(logits[rows], hidden.dtype, ctx.temperature).sub_(log_norm[span, None])
+                slope = -grad[span, None]
+                if entropy_grad is not None:
+                    # d entropy / d logit_j = -p_j (log p_j + entropy)
+                    slope = torch.addcmul(slope, logp + entropy[span, None], entropy_grad[span, None], value=-1)
+                slope = logp.exp_().mul_(slope)
+                logits[rows] = slope.scatter_add_(1, column[span], label_grad[span]) if ctx.real else slope
+            span = slice(start, start + len(logits))
             if grad_hidden is not None:
-                grad_hidden[span] = matmul(slope, weight)
+                grad_hidden[span] = logits @ head
             if grad_weight is not None:
-                grad_weight += matmul(slope.T, hidden[span])
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), *[None] * 5
+                accumulate(grad_weight[: ctx.real], logits.T, hidden[span])
+        if grad_weight is not None:
+            grad_weight = None if direct else grad_weight.to(weight.dtype)
+        return grad_hidden, grad_weight, *[None] * 6
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    """[tokens, columns] in fp32. The division is in fp32 too, as the sampler does it: 8 bits would cost 0.05 nats."""
-    return matmul(hidden, weight.T).float().div_(temperature)
+def _pieces(hidden: Tensor, head: Tensor, piece: int) -> Iterator[tuple[int, Tensor]]:
+    """The products with the head, ``piece`` tokens at a time: (first token, [tokens, columns]), all in one buffer."""
+    hidden, head = hidden.to(product_dtype(hidden)), head.to(product_dtype(head))
+    buffer = hidden.new_empty(min(piece, len(hidden)), len(head))
+    for start in range(0, len(hidden), piece):
+        rows = hidden[start : start + piece]
+        yield start, torch.mm(rows, head.T, out=buffer[: len(rows)])
+
+
+def _blocks(logits: Tensor) -> Iterator[slice]:
+    size = max(1, BLOCK_BYTES // (4 * max(1, logits.shape[1])))
+    for start in range(0, len(logits), size):
+        yield slice(start, min(start + size, len(logits)))
+
+
+def _tempered(logits: Tensor, dtype: torch.dtype, temperature: float) -> Tensor:
+    """fp32, rounded to ``dtype`` before the division, as the sampler does it. That is in fp32: 8 bits would cost 0.05
+    nats. May overwrite ``logits``."""
+    return logits.to(dtype).float().div_(temperature)
 
 
 def _partial_sums(logits: Tensor, local: Tensor) -> Tensor:
@@ -122,9 +155,7 @@ def linear_logprobs(
         (log-probs, entropies), each [tokens], fp32, equal on every rank of ``group``.
     """
     first = group.rank() * len(weight)
-    real = max(0, vocab_size - first)
-    if real < len(weight):  # a slice costs a copy of the gradient
-        weight = weight[:real]
-    piece = max(1, logits_bytes // (4 * max(1, len(weight))))
-    logprobs, entropy = _LinearLogProbs.apply(hidden, weight, labels, first, group, temperature, piece)
+    real = min(len(weight), max(0, vocab_size - first))
+    piece = max(1, logits_bytes // (4 * max(1, real)))
+    logprobs, entropy = _LinearLogProbs.apply(hidden, weight, labels, first, real, group, temperature, piece)
     return logprobs, entropy

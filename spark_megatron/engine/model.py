@@ -12,8 +12,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from transformers import AutoConfig, PreTrainedConfig
 
 from spark_megatron.architecture import FAMILIES, Architecture
-from spark_megatron.engine import platform, rope
-from spark_megatron.engine.modules import Decoder, PackedAttention, RMSNorm
+from spark_megatron.engine import kernels, platform, rope
+from spark_megatron.engine.modules import Decoder, PackedAttention, PackedRotary, RMSNorm
 from spark_megatron.engine.parallel import Layout, Parallel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -43,8 +43,10 @@ def fused_layers() -> bool:
     return torch.cuda.is_available() and importlib.util.find_spec("transformer_engine") is not None
 
 
-def transformer_config(hf: PreTrainedConfig, layout: Layout, dtype: torch.dtype) -> TransformerConfig:
-    """megatron-core's configuration of the model."""
+def transformer_config(
+    hf: PreTrainedConfig, layout: Layout, dtype: torch.dtype, device: torch.device
+) -> TransformerConfig:
+    """megatron-core's configuration of the model; ValueError if the layout does not fit it."""
     model = Architecture.of(hf.to_dict())
     model.check(layout)
     factor = rope.frequencies(hf)[1]
@@ -90,10 +92,10 @@ def transformer_config(hf: PreTrainedConfig, layout: Layout, dtype: torch.dtype)
         moe_token_dispatcher_type="alltoall",  # the only one that allows variable lengths
         moe_grouped_gemm=fused_layers() and model.experts > 0,
         batch_p2p_sync=False,
-        use_cpu_initialization=not torch.cuda.is_available(),
+        use_cpu_initialization=device.type != "cuda",
         perform_initialization=False,
         gradient_accumulation_fusion=False,
-        bias_activation_fusion=False,
+        bias_activation_fusion=not torch.cuda.is_available(),  # by ``kernels.swiglu``
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         persist_layer_norm=False,
@@ -130,8 +132,9 @@ def build(
         ValueError: the layout does not fit the model.
     """
     platform.install()
+    kernels.install()
     layout, device = parallel.layout, device or platform.device()
-    config = transformer_config(hf, layout, dtype)
+    config = transformer_config(hf, layout, dtype, device)
     inverse = rope.frequencies(hf)[0]
     chunks = []
     for chunk in range(layout.virtual):
@@ -151,5 +154,7 @@ def build(
             )
         if inverse is not None:
             decoder.rotary_pos_emb.inv_freq = inverse
+        if not torch.cuda.is_available():
+            decoder.rotary_pos_emb = PackedRotary(decoder.rotary_pos_emb.inv_freq)
         chunks.append(decoder.to(device))
     return chunks

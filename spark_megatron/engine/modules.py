@@ -1,4 +1,4 @@
-"""The parts of the model that this project brings itself, where megatron-core's own need CUDA or hold too much memory."""
+"""Parts of the model that this project brings, where megatron-core's own need CUDA or hold too much memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,41 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from spark_megatron.engine.kernels import collect, rms_norm, spread
 from spark_megatron.engine.local import Packed
+from spark_megatron.engine.platform import product_dtype
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """megatron-core's constructor signature around torch's RMSNorm (its own wrapper refuses sequence parallelism)."""
+    """An RMSNorm with megatron-core's constructor (its own wrapper of torch's refuses sequence parallelism)."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_unused: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (an attribute of megatron-core)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.eps is not None
+        return rms_norm(x, self.weight, self.eps)
+
+
+class PackedRotary(torch.nn.Module):
+    """In place of megatron-core's rotary embedding: cosines and sines of packed tokens, made once per micro-batch."""
+
+    def __init__(self, inv_freq: Tensor) -> None:
+        super().__init__()
+        self.inv_freq = inv_freq
+
+    def get_rotary_seq_len(self, *args: Any, **_unused: Any) -> Packed:
+        """megatron-core gives what this returns to ``forward``; its last argument describes the packed sequences."""
+        packed = args[-1]
+        assert isinstance(packed, Packed)
+        return packed
+
+    def forward(self, packed: Packed, **_unused: Any) -> Tensor:
+        """[2, tokens, 1, head_dim / 2] in fp32, for ``kernels.rotate``."""
+        assert packed.positions is not None
+        angles = torch.outer(packed.positions.float(), self.inv_freq)[:, None]
+        return torch.stack([angles.cos(), angles.sin()])
 
 
 class PackedAttention(MegatronModule):
@@ -45,24 +71,28 @@ class PackedAttention(MegatronModule):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_args: Any, **kwargs: Any) -> Tensor:
         """query [tokens, heads, d], key and value [tokens, kv heads, d] -> [tokens, heads * d]."""
         packed = kwargs["packed_seq_params"]
-        assert isinstance(packed, Packed) and packed.back is not None
+        assert isinstance(packed, Packed)
         if self.context_group is not None:
             both = torch.cat([key, value], -1)
             both = gather_from_sequence_parallel_region(both, group=self.context_group)
             key, value = both.chunk(2, -1)
+        dtype = product_dtype(query)
+        query_rows = spread(query.to(dtype), packed.query_cells, [(r.rows, r.queries) for r in packed.rectangles])
+        keys = [(r.rows, r.keys) for r in packed.rectangles]
+        key_rows, value_rows = (spread(x.to(dtype), packed.key_cells, keys) for x in (key, value))
         outputs = []
-        for rows in packed.rows:
+        for rectangle, q, k, v in zip(packed.rectangles, query_rows, key_rows, value_rows, strict=True):
             out = torch.nn.functional.scaled_dot_product_attention(
-                query[rows.query].transpose(1, 2),
-                key[rows.key].transpose(1, 2),
-                value[rows.key].transpose(1, 2),
-                attn_mask=rows.mask,
-                is_causal=rows.mask is None,
+                q.transpose(1, 2),
+                k.transpose(1, 2),
+                v.transpose(1, 2),
+                attn_mask=rectangle.mask,
+                is_causal=rectangle.mask is None,
                 scale=self.softmax_scale,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
             outputs.append(out.transpose(1, 2).flatten(2).flatten(0, 1))
-        return torch.cat(outputs)[packed.back]
+        return collect(torch.cat(outputs), packed.query_cells).to(query.dtype)
 
 
 class Decoder(GPTModel):

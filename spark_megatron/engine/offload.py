@@ -1,4 +1,4 @@
-"""Optimizer state in host memory between updates: it is needed for a moment in each, and is the largest part of memory."""
+"""Optimizer state in host memory: the largest part of all memory, needed for a moment in each update."""
 
 from __future__ import annotations
 

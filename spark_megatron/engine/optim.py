@@ -15,6 +15,7 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from spark_megatron.engine import adam
+from spark_megatron.engine.modules import Decoder
 from spark_megatron.engine.weights.placement import Placement
 
 
@@ -59,7 +60,7 @@ def freeze(placement: Placement, patterns: Sequence[str]) -> None:
             raise ValueError(f"optim.frozen: {pattern} matches no tensor; names are like {placement.rows[1].hf[0]}")
 
 
-def data_parallel(chunks: Sequence[torch.nn.Module]) -> list[DistributedDataParallel]:
+def data_parallel(chunks: Sequence[Decoder]) -> list[DistributedDataParallel]:
     """The model's chunks with megatron-core's gradient buffers; gradients accumulate and reduce in fp32."""
     settings = DistributedDataParallelConfig(
         use_distributed_optimizer=True, grad_reduce_in_fp32=True, overlap_grad_reduce=False

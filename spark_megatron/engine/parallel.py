@@ -2,56 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import torch
 import torch.distributed as dist
 
+from spark_megatron.architecture import Layout
 
-@dataclass(frozen=True)
-class Layout:
-    """Degrees of parallelism. The data-parallel degree is what is left of the world.
-
-    ``virtual`` is the number of model chunks that each pipeline rank holds (1: no interleaving). ``sequence`` splits
-    activations between tensor-parallel regions over the tensor-parallel ranks. Experts are spread over ``expert``
-    ranks, which are ranks of the data (and context) parallel dimension for everything else; within an expert the
-    tensor-parallel degree is ``tensor`` too.
-    """
-
-    tensor: int = 1
-    pipeline: int = 1
-    context: int = 1
-    expert: int = 1
-    virtual: int = 1
-    sequence: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("tensor", "pipeline", "context", "expert", "virtual"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"parallel.{name}={getattr(self, name)} must be at least 1")
-        if self.virtual > 1 and self.pipeline == 1:
-            raise ValueError(f"parallel.virtual={self.virtual} needs pipeline stages, but parallel.pipeline=1: set one of them")
-        if self.sequence and self.tensor == 1:
-            raise ValueError("parallel.sequence=true needs parallel.tensor of 2 or more: there is nothing to split over")
-
-    @property
-    def model(self) -> int:
-        """Ranks that hold one copy of the model and its context."""
-        return self.tensor * self.pipeline * self.context
-
-    def data(self, world: int) -> int:
-        """Data-parallel degree of ``world`` ranks; ValueError where the layout does not fit."""
-        if world % self.model:
-            raise ValueError(
-                f"parallel.tensor={self.tensor} * parallel.pipeline={self.pipeline} * parallel.context={self.context} "
-                f"does not divide parallel.ranks={world}: choose degrees whose product does"
-            )
-        data = world // self.model
-        if (data * self.context) % self.expert:
-            raise ValueError(
-                f"parallel.expert={self.expert} does not divide the {data * self.context} data and context ranks that "
-                f"parallel.ranks={world} leaves: choose a degree that does"
-            )
-        return data
+__all__ = ["Layout", "Parallel"]
 
 
 class Parallel:
@@ -59,6 +15,7 @@ class Parallel:
 
     def __init__(self, layout: Layout) -> None:
         from megatron.core import parallel_state as groups
+        from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
         self.layout = layout
         self.data = layout.data(dist.get_world_size())
@@ -70,6 +27,9 @@ class Parallel:
                 context_parallel_size=layout.context,
                 expert_model_parallel_size=layout.expert,
             )
+            if torch.cuda.is_available():
+                # Sequence parallelism enters this generator's state even where nothing is drawn from it.
+                model_parallel_cuda_manual_seed(0)
         present = Layout(
             groups.get_tensor_model_parallel_world_size(),
             groups.get_pipeline_model_parallel_world_size(),

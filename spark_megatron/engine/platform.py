@@ -2,9 +2,9 @@
 
 megatron-core names its device in literals (``device="cuda"``, ``torch.cuda.current_device()``, type names such as
 ``"torch.cuda.FloatTensor"``). On a machine without CUDA the patches below redirect exactly those call sites. Each patch
-states its target, its reason and the megatron-core versions it is for. The others leave it out; a version that no patch
-is for is refused, and a target that does not exist in a version that the patch is for is an error, not a silent no-op.
-Nothing is ever installed where CUDA is present.
+states its target, its reason and the megatron-core versions it is for: other versions do without it, and a version of
+which nothing is known is refused. A target that no longer exists is an error, not a silent no-op. Nothing is ever
+installed where CUDA is present.
 
 The names ``torch`` *inside* the listed megatron-core modules are replaced, not torch itself, so that vLLM and
 transformers in the same process see the real thing. The two exceptions are methods of ``torch.Tensor``.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ from packaging.specifiers import SpecifierSet
 CPU = torch.device("cpu")
 
 OLDEST, NEWEST = ">=0.16,<0.17", ">=0.19,<0.20"
-"""The releases of megatron-core that the patches are for: the last one for Python 3.11, and the newest."""
+"""The releases of megatron-core that are known: the last one for Python 3.11, and the newest."""
 
 
 def device() -> torch.device:
@@ -40,16 +40,20 @@ def distributed_backend() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
+@functools.cache
 def has_fast_bf16() -> bool:
     """Whether matrix products in bf16 are at least as fast as in fp32 here."""
     return torch.cuda.is_available() or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
 
 
+def product_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """In which to multiply ``tensor``. Without instructions for bf16, fp32 is some ten times faster."""
+    return torch.float32 if tensor.dtype == torch.bfloat16 and not has_fast_bf16() else tensor.dtype
+
+
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a @ b``, rounded once to their dtype. Without instructions for bf16, fp32 is some ten times faster."""
-    if a.dtype == torch.bfloat16 and not has_fast_bf16():
-        return (a.float() @ b.float()).bfloat16()
-    return a @ b
+    """``a @ b``, rounded once to their dtype."""
+    return (a.to(product_dtype(a)) @ b.to(product_dtype(b))).to(a.dtype)
 
 
 class _Stream:
@@ -161,9 +165,6 @@ class Patch:
     reason: str
     versions: tuple[str, ...] = (OLDEST, NEWEST)
 
-    def is_for(self, installed: str) -> bool:
-        return any(installed in SpecifierSet(versions) for versions in self.versions)
-
     def apply(self) -> None:
         """Install the patch; RuntimeError if the target is gone."""
         module, _, path = self.target.partition(":")
@@ -174,7 +175,7 @@ class Patch:
         except (ModuleNotFoundError, AttributeError) as error:
             raise RuntimeError(
                 f"the target {self.target} of a CPU patch does not exist in megatron-core {version('megatron-core')}: "
-                "narrow the versions of the patch in spark_megatron/engine/platform.py"
+                "narrow the versions that the patch is for"
             ) from error
         setattr(owner, attribute, self.replacement)
 
@@ -210,6 +211,7 @@ PATCHES: tuple[Patch, ...] = (
         "megatron.core.transformer.moe.router:router_gating_linear",
         _router_logits,
         "asks for te_general_gemm, a name that is undefined without Transformer Engine",
+        versions=(OLDEST,),
     ),
     Patch(
         "megatron.core.tensor_parallel.random:CudaRNGStatesTracker.fork",
@@ -227,16 +229,22 @@ PATCHES: tuple[Patch, ...] = (
 _installed = False
 
 
-def patches_for(installed: str) -> tuple[Patch, ...]:
-    """The patches for that version of megatron-core; RuntimeError if there are none, for it is unknown then."""
-    chosen = tuple(patch for patch in PATCHES if patch.is_for(installed))
-    if not chosen:
-        known = " or ".join(sorted({versions for patch in PATCHES for versions in patch.versions}))
+def apply(patches: Iterable[Patch]) -> None:
+    """Install those of ``patches`` that are for the installed megatron-core.
+
+    Raises:
+        RuntimeError: that version is unknown, or has not the target of a patch that is for it.
+    """
+    installed = version("megatron-core")
+    known = [versions for versions in (OLDEST, NEWEST) if installed in SpecifierSet(versions)]
+    if not known:
         raise RuntimeError(
-            f"megatron-core {installed} is installed, but without CUDA this project needs {known}: "
+            f"megatron-core {installed} is installed, but this project knows how to patch {OLDEST} and {NEWEST} only: "
             "install one of these, or extend the patches in spark_megatron/engine/platform.py"
         )
-    return chosen
+    for patch in patches:
+        if known[0] in patch.versions:
+            patch.apply()
 
 
 def install() -> None:
@@ -244,6 +252,5 @@ def install() -> None:
     global _installed
     if _installed or torch.cuda.is_available():
         return
-    for patch in patches_for(version("megatron-core")):
-        patch.apply()
+    apply(PATCHES)
     _installed = True

@@ -24,7 +24,7 @@ from spark_megatron.data.stream import TaskStream
 from spark_megatron.engine.engine import Engine
 from spark_megatron.engine.model import DTYPES
 from spark_megatron.engine.optim import OptimSettings
-from spark_megatron.engine.parallel import Layout, Parallel
+from spark_megatron.engine.parallel import Parallel
 from spark_megatron.eval.suite import Suite
 from spark_megatron.hybrid.handoff import Hybrid, Probe
 from spark_megatron.recycle.mixture import Recycler
@@ -107,11 +107,6 @@ def _optim_settings(cfg: Config) -> OptimSettings:
     )
 
 
-def _layout(cfg: Config) -> Layout:
-    p = cfg.parallel
-    return Layout(p.tensor, p.pipeline, p.context, p.expert, p.virtual, p.sequence)
-
-
 def _tracker(cfg: Config) -> Tracker:
     sinks: list[Sink] = []
     recorder = None
@@ -142,7 +137,7 @@ def build(cfg: Config) -> Parts:
     bank = instantiate(cfg.recycle["bank"])
     suite = Suite.build(heldout, bank=bank, judge_verifier=cfg.recycle["judge_verifier"], rounds=cfg.eval.rounds)
 
-    layout = _layout(cfg)
+    layout = cfg.parallel.layout
     runtime.say(f"loading {cfg.model.path} into megatron-core ({layout})")
     engine = Engine(
         cfg.model.path,

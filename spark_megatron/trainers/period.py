@@ -114,9 +114,7 @@ def _summary(stats: Sequence[Mapping[str, float]]) -> Metrics:
     }
 
 
-def _local_batches(
-    parts: Parts, samples: Sequence[Sample], plan: Plan, token_weight: TokenWeight
-) -> list[Batch]:
+def _local_batches(parts: Parts, samples: Sequence[Sample], plan: Plan, token_weight: TokenWeight) -> list[Batch]:
     """This data rank's micro-batches of one optimiser step. Weights come from the whole step: all ranks know it."""
     weights, kl_count = token_weight(token_counts(samples)), kl_token_count(samples)
     mine = plan[parts.engine.parallel.data_rank]
@@ -124,7 +122,7 @@ def _local_batches(
 
 
 def _add_logprobs(parts: Parts, cfg: Config, updates: Sequence[list[Batch]], reference: Snapshot) -> None:
-    """The reference's log-probs for all updates; the policy's own for all but the first, whose own forward gives them."""
+    """The reference's log-probs for all updates; the policy's own for all but the first, which computes them itself."""
     later = [batch for batches in updates[1:] for batch in batches]
     if later:
         for batch, old in zip(later, parts.engine.logprobs(later, cfg.rollout.temperature), strict=True):

@@ -14,9 +14,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests import distributed
+from tools import make_tiny_model
+
 REPOSITORY = Path(__file__).parents[2]
 SMALL = ("trainer.tasks_per_step=16", "eval.items=20", "trainer.max_tokens_per_microbatch=2048")
 SCRIPTED = ("rollout=scripted", *SMALL)
+LAYOUTS = ("single", "tp2", "pp2", "dp2")
+IN_RANKS = "tests.cli.ranks_resume:runs"
+"""Runs in ranks that are there already: what the command line does once it has started them."""
 
 
 def start(run_dir: Path, *overrides: str) -> subprocess.Popen[str]:
@@ -88,12 +94,48 @@ def test_the_trained_model_loads_and_differs_from_the_start(alternating: Path) -
     assert not torch.equal(before["model.embed_tokens.weight"], after["model.embed_tokens.weight"])
 
 
+def joint(mode: str) -> tuple[str, ...]:
+    modes = (f"objective.{kind}.mode={mode}" for kind in ("pointwise", "pairwise", "reflection"))
+    return "experiment=spark_tiny", "objective=joint", "trainer.total_steps=1", *modes
+
+
+@pytest.fixture(scope="module")
+def blank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model as the cold start begins with."""
+    path = tmp_path_factory.mktemp("models") / "blank"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["make_tiny_model.py", str(path)])
+        make_tiny_model.main()
+    return path
+
+
+@pytest.fixture(scope="module")
+def scripted(blank: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, float]]]:
+    """The rows of metrics.jsonl of some runs with scripted responses."""
+    root = tmp_path_factory.mktemp("scripted")
+    one_update = ("experiment=spark_tiny", "trainer.total_steps=1", "objective.updates_per_period=1")
+    starts: dict[str, tuple[str, ...]] = {layout: (*one_update, f"parallel={layout}") for layout in LAYOUTS}
+    starts["supervised"] = joint("supervised")
+    starts["sft"] = ("experiment=sft_tiny", f"model.path={blank}", "trainer.total_steps=6", "optim.warmup_updates=1")
+    for ranks, names in ((1, ["single"]), (2, [name for name in starts if name != "single"])):
+        settings = [(*starts[name], *SCRIPTED, f"run_dir={root / name}") for name in names]
+        distributed.run(ranks, IN_RANKS, root / f"job{ranks}", starts=settings)
+    return {name: rows(root / name) for name in starts}
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    """The rows of a run of joint updates with vLLM."""
+    root = tmp_path_factory.mktemp("sampled")
+    distributed.run(2, IN_RANKS, root / "job", starts=[(*joint("rl"), *SMALL, f"run_dir={root / 'run'}")])
+    return rows(root / "run")
+
+
 @pytest.mark.parametrize("mode", ["supervised", "rl"])
-def test_joint_update_learns_all_components_at_once(tmp_path: Path, mode: str) -> None:
-    modes = [f"objective.{kind}.mode={mode}" for kind in ("pointwise", "pairwise", "reflection")]
-    (row,) = train(
-        tmp_path / mode, "experiment=spark_tiny", "objective=joint", "trainer.total_steps=1", *modes, *SMALL
-    )
+def test_joint_update_learns_all_components_at_once(
+    mode: str, scripted: dict[str, list[dict[str, float]]], sampled: list[dict[str, float]]
+) -> None:
+    (row,) = sampled if mode == "rl" else scripted["supervised"]
     assert "reward_period/loss" not in row
     assert row["policy/first_kl"] == 0.0
     assert row["policy/first_ratio"] == 1.0
@@ -102,22 +144,22 @@ def test_joint_update_learns_all_components_at_once(tmp_path: Path, mode: str) -
     assert ("reward/reflect" in row) == (mode == "rl")
 
 
-def test_every_layout_takes_the_same_first_step(tmp_path: Path) -> None:
+def test_every_layout_takes_the_same_first_step(scripted: dict[str, list[dict[str, float]]]) -> None:
     """Scripted rollouts are equal everywhere, so fp32 rounding (1e-5) is all that may differ."""
-    first = {}
-    for layout in ("single", "tp2", "pp2", "dp2"):
-        (first[layout],) = train(
-            tmp_path / layout,
-            "experiment=spark_tiny",
-            f"parallel={layout}",
-            "trainer.total_steps=1",
-            "objective.updates_per_period=1",
-            *SCRIPTED,
-        )
-    for layout, row in first.items():
+    first = {layout: scripted[layout] for layout in LAYOUTS}
+    (expected,) = first["single"]
+    for layout, (row,) in first.items():
         assert row["policy/grad_norm"] > 0
         for name in ("policy/loss", "policy/grad_norm", "policy/entropy"):
-            assert row[name] == pytest.approx(first["single"][name], rel=1e-5, abs=1e-7), (layout, name)
+            assert row[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7), (layout, name)
+
+
+def test_the_cold_start_takes_its_first_steps(scripted: dict[str, list[dict[str, float]]]) -> None:
+    losses = [row["sft/loss"] for row in scripted["sft"]]
+    assert len(losses) == 6
+    # A blank model is uniform over its 702 tokens.
+    assert losses[0] == pytest.approx(6.55, abs=0.1)
+    assert losses[-1] < losses[0] - 0.5
 
 
 def test_torchrun_starts_it_too(tmp_path: Path) -> None:
@@ -128,21 +170,6 @@ def test_torchrun_starts_it_too(tmp_path: Path) -> None:
     (run_dir,) = tmp_path.iterdir()
     assert len(rows(run_dir)) == 1
     assert (run_dir / "config.yaml").exists()
-
-
-def test_cold_start_command_takes_its_first_steps(tmp_path: Path) -> None:
-    blank = tmp_path / "blank"
-    subprocess.run([sys.executable, "tools/make_tiny_model.py", str(blank)], cwd=REPOSITORY, check=True)
-    losses = [
-        row["sft/loss"]
-        for row in train(
-            tmp_path / "sft", "experiment=sft_tiny", f"model.path={blank}", "trainer.total_steps=6",
-            "optim.warmup_updates=1", *SCRIPTED,
-        )
-    ]  # fmt: skip
-    # A blank model is uniform over its 702 tokens.
-    assert losses[0] == pytest.approx(6.55, abs=0.1)
-    assert losses[-1] < losses[0] - 0.5
 
 
 def children(pid: int) -> list[int]:

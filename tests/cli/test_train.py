@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from spark_megatron.cli import train
 from spark_megatron.cli.compose import groups
 from spark_megatron.cli.run_dir import reserve
 from spark_megatron.config import ConfigError
@@ -14,9 +16,29 @@ from tests.settings import save_shape
 ROOT = Path(__file__).parents[2]
 
 
-def spark_train(*arguments: str) -> subprocess.CompletedProcess[str]:
+Ended = tuple[int, str, str]
+"""Exit code, output and errors."""
+
+
+def spark_train(*arguments: str) -> Ended:
     command = [sys.executable, "-m", "spark_megatron.cli.train", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """``spark_train`` in this process, which has imported already what it needs."""
+
+    def spark_train(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["spark-train", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            train.main()
+        told = ended.value.code
+        output, errors = capsys.readouterr()
+        return (told, output, errors) if isinstance(told, int) else (1, output, f"{errors}{told}\n")
+
+    return spark_train
 
 
 @pytest.mark.parametrize(
@@ -30,22 +52,21 @@ def spark_train(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("--multirun", "--multirun is no option; there are --help and --check, all else is written name=value"),
     ],
 )  # fmt: skip
-def test_a_wrong_setting_ends_in_one_line_before_anything_is_written(tmp_path: Path, override: str, line: str) -> None:
+def test_a_wrong_setting_ends_in_one_line_before_anything_is_written(
+    here: Callable[..., Ended], tmp_path: Path, override: str, line: str
+) -> None:
     model, run_dir = save_shape(tmp_path / "shape"), tmp_path / "run"
-    done = spark_train(f"model.path={model}", f"run_dir={run_dir}", override)
-    assert done.returncode == 1
-    assert done.stderr == f"spark-train: {line}\n"
-    assert done.stdout == ""
+    assert here(f"model.path={model}", f"run_dir={run_dir}", override) == (1, "", f"spark-train: {line}\n")
     assert not run_dir.exists()
 
 
-def test_results_of_another_run_are_left_alone(tmp_path: Path) -> None:
+def test_results_of_another_run_are_left_alone(here: Callable[..., Ended], tmp_path: Path) -> None:
     model, run_dir = save_shape(tmp_path / "shape"), tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "metrics.jsonl").write_text("{}\n")
-    done = spark_train(f"model.path={model}", f"run_dir={run_dir}", "checkpoint.resume=never")
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"spark-train: run_dir={run_dir} already holds a run and checkpoint.resume=never: ")
+    code, _, errors = here(f"model.path={model}", f"run_dir={run_dir}", "checkpoint.resume=never")
+    assert code == 1
+    assert errors.startswith(f"spark-train: run_dir={run_dir} already holds a run and checkpoint.resume=never: ")
     assert [path.name for path in run_dir.iterdir()] == ["metrics.jsonl"]
     assert (run_dir / "metrics.jsonl").read_text() == "{}\n"
 
@@ -59,10 +80,10 @@ def test_a_run_dir_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_help_lists_groups_and_experiments() -> None:
-    done = spark_train("--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("spark-train: ")
-    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith("  ")]
+    code, output, errors = spark_train("--help")
+    assert (code, errors) == (0, "")
+    assert output.startswith("spark-train: ")
+    lines = [line.split(maxsplit=1) for line in output.splitlines() if line.startswith("  ")]
     listed = {words[0]: words[1] for words in lines if len(words) == 2}
     choices = groups()
     for experiment in choices.pop("experiment"):
@@ -74,10 +95,13 @@ def test_help_lists_groups_and_experiments() -> None:
 def test_check_starts_and_writes_nothing(tmp_path: Path) -> None:
     model, run_dir = save_shape(tmp_path / "shape"), tmp_path / "run"
     settings = (f"model.path={model}", f"run_dir={run_dir}", "experiment=spark_tiny", "trainer.total_steps=5")
-    done = spark_train("--check", *settings, "parallel=pp2")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "spark_tiny: the settings can work (2 ranks, 5 steps)\n"
+    told = "spark_tiny: the settings can work (2 ranks, 5 steps)\n"
+    assert spark_train("--check", *settings, "parallel=pp2") == (0, told, "")
     assert not run_dir.exists()
-    done = spark_train("--check", *settings, "seed=1.5")
-    assert done.returncode == 1
-    assert done.stderr == "spark-train: seed=1.5 must be a whole number\n"
+
+
+def test_check_finds_a_wrong_setting(tmp_path: Path) -> None:
+    """In one process with nothing else, so that all that is said is the line."""
+    model = save_shape(tmp_path / "shape")
+    line = "spark-train: recycle.pairwise_prob=2: must lie in [0, 1]\n"
+    assert spark_train("--check", f"model.path={model}", "recycle.pairwise_prob=2") == (1, "", line)

@@ -6,13 +6,13 @@ DENSE = ("llama3", "qwen2", "qwen3")
 """Untied with scaled rotary embeddings; tied with biases; tied with query and key norms and an own head_dim."""
 
 LAYOUTS: dict[str, tuple[int, Layout, tuple[str, ...]]] = {
-    "single": (1, Layout(), (*DENSE, "llama", "qwen2_untied", "qwen3_moe")),
+    "single": (1, Layout(), (*DENSE, "llama", "qwen2_untied", "qwen3_moe", "qwen3_moe_mixed")),
     "tp2": (2, Layout(tensor=2), DENSE),
     "tp2_sp": (2, Layout(tensor=2, sequence=True), (*DENSE, "qwen3_moe")),
-    "pp2": (2, Layout(pipeline=2), (*DENSE, "qwen3_moe")),
+    "pp2": (2, Layout(pipeline=2), (*DENSE, "qwen3_moe_mixed")),
     "pp2_vp2": (2, Layout(pipeline=2, virtual=2), DENSE),
     "cp2": (2, Layout(context=2), DENSE),
-    "dp2": (2, Layout(), (*DENSE, "qwen3_moe")),
+    "dp2": (2, Layout(), (*DENSE, "qwen3_moe_mixed")),
     "ep2": (2, Layout(expert=2), ("qwen3_moe",)),
     "tp4": (4, Layout(tensor=4), ("qwen2",)),  # two heads of keys and values: fewer than ranks
     "tp4_sp": (4, Layout(tensor=4, sequence=True), ("qwen3",)),
@@ -27,8 +27,8 @@ LAYOUTS: dict[str, tuple[int, Layout, tuple[str, ...]]] = {
     "pp2_cp2": (4, Layout(pipeline=2, context=2), ("qwen2",)),
     "pp2_vp2_dp2": (4, Layout(pipeline=2, virtual=2), ("llama3",)),
     "cp2_dp2": (4, Layout(context=2), ("qwen3",)),
-    "ep2_tp2_sp": (4, Layout(tensor=2, sequence=True, expert=2), ("qwen3_moe",)),
-    "ep2_pp2": (4, Layout(pipeline=2, expert=2), ("qwen3_moe",)),
+    "ep2_tp2_sp": (4, Layout(tensor=2, sequence=True, expert=2), ("qwen3_moe_mixed",)),
+    "ep2_pp2": (4, Layout(pipeline=2, expert=2), ("qwen3_moe_mixed",)),
     "ep2_cp2": (4, Layout(context=2, expert=2), ("qwen3_moe",)),
     "ep2_dp4": (4, Layout(expert=2), ("qwen3_moe",)),
 }

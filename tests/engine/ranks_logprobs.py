@@ -52,7 +52,8 @@ def one(
         logits_bytes=piece,
     )
     torch.autograd.backward([logprobs, entropy], [grad, entropy_grad])
-    assert hidden.grad is not None and weight.grad is not None
+    assert hidden.grad is not None
+    assert weight.grad is not None
     # What the model's own operator does in front of this function.
     total = hidden.grad.clone()
     dist.all_reduce(total, group=group)

@@ -139,10 +139,8 @@ def saved(path: Path, parallel: Parallel, out: Path) -> dict[str, Any]:
     folders = {}
     for name, limits in {"several": (200_000,), "one": (200_000, 1 << 40)}.items():
         folders[name] = out / name
-        folders[name].mkdir()
-        (folders[name] / "config.json").write_text((path / "config.json").read_text())
         for limit in limits:
-            save_hf(placement, folders[name], 150_000, file_bytes=limit)
+            save_hf(placement, path, folders[name], 150_000, file_bytes=limit)
         for part in folders[name].glob("model-*") if len(limits) > 1 else ():
             part.unlink()
     return folders

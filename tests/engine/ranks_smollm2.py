@@ -18,7 +18,7 @@ from spark_megatron.types import Sample
 
 @torch.no_grad()
 def logit_differences(model: Path, texts: list[str]) -> list[float]:
-    """The largest logit difference between megatron-core, all texts packed into one batch, and transformers, per text."""
+    """Per text, the largest logit difference between transformers and megatron-core, which has all in one batch."""
     parallel = Parallel(Layout())
     hf = models.read_config(model)
     [ours] = models.build(hf, parallel, torch.float32)

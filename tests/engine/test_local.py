@@ -61,9 +61,9 @@ def test_each_context_rank_holds_one_chunk_of_either_end() -> None:
 def test_sequences_side_by_side_are_of_similar_length() -> None:
     lengths = list(range(2, 40))
     packed = cut(batch_of(lengths), 1, 0, 1).packed
-    held = sum(rows.query.numel() for rows in packed.rows)
+    held = sum(rectangle.rows * rectangle.queries for rectangle in packed.rectangles)
     assert held <= sum(lengths) / SIMILAR
-    assert len(packed.rows) < len(lengths) / 3
+    assert len(packed.rectangles) < len(lengths) / 3
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)

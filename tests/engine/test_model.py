@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spark_megatron.engine import model as models
+from spark_megatron.engine.parallel import Layout
+from spark_megatron.engine.platform import CPU
 from tests import distributed, tiny_models
-from tests.engine import ranks_model
 from tests.engine.ranks_model import LARGE, LAYOUTS, QWEN2_5_32B, prompts, write_config
 from tests.tiny_models import CONFIGS, VOCAB
 
@@ -214,18 +215,18 @@ def test_models_of_30e9_parameters(name: str, answers: dict[str, Any]) -> None:
 
 def test_a_layout_that_does_not_fit_is_refused_before_anything_is_built() -> None:
     with pytest.raises(ValueError, match="parallel.tensor=3 does not divide the model's 40 attention heads"):
-        models.transformer_config(QWEN2_5_32B, ranks_model.Layout(tensor=3), torch.float32)
+        models.transformer_config(QWEN2_5_32B, Layout(tensor=3), torch.float32, CPU)
 
 
 @pytest.mark.parametrize(("name", "before"), [("qwen3_moe", False), ("qwen3_moe_mixed", True)])
 def test_the_order_of_softmax_and_choice(name: str, before: bool) -> None:
-    config = models.transformer_config(CONFIGS[name], ranks_model.Layout(), torch.bfloat16)
+    config = models.transformer_config(CONFIGS[name], Layout(), torch.bfloat16, CPU)
     assert config.moe_router_pre_softmax == before
     assert config.moe_router_dtype == "fp32"
     assert config.moe_router_load_balancing_type == "none"
 
 
 def test_the_factor_of_yarn_is_in_the_scale_of_the_scores() -> None:
-    config = models.transformer_config(CONFIGS["qwen3_yarn"], ranks_model.Layout(), torch.float32)
+    config = models.transformer_config(CONFIGS["qwen3_yarn"], Layout(), torch.float32, CPU)
     assert config.softmax_scale == pytest.approx(1.3**2 / math.sqrt(32))
-    assert models.transformer_config(CONFIGS["llama3"], ranks_model.Layout(), torch.float32).softmax_scale is None
+    assert models.transformer_config(CONFIGS["llama3"], Layout(), torch.float32, CPU).softmax_scale is None

@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.specifiers import SpecifierSet
 
-from spark_megatron.engine import platform
-from spark_megatron.engine.platform import NEWEST, OLDEST, PATCHES, Patch
+from spark_megatron.engine import adam, kernels, platform
+from spark_megatron.engine.platform import NEWEST, OLDEST, Patch
 from tests.engine.conftest import Answers
 
 HERE = version("megatron-core")
+RELEASE = next(versions for versions in (OLDEST, NEWEST) if HERE in SpecifierSet(versions))
+ALL = (*platform.PATCHES, *adam.PATCHES, *kernels.PATCHES)
 
 
-@pytest.mark.parametrize("patch", platform.patches_for(HERE), ids=lambda patch: patch.target)
+@pytest.mark.parametrize("patch", [patch for patch in ALL if RELEASE in patch.versions], ids=lambda patch: patch.target)
 def test_every_target_exists(patch: Patch) -> None:
     module, _, path = patch.target.partition(":")
     owner: Any = importlib.import_module(module)
@@ -24,25 +27,28 @@ def test_every_target_exists(patch: Patch) -> None:
         assert hasattr(owner, name)
         owner = getattr(owner, name)
     assert patch.reason
+    assert set(patch.versions) <= {OLDEST, NEWEST}
 
 
-def test_both_releases_have_patches_and_no_other_is_named() -> None:
-    assert {versions for patch in PATCHES for versions in patch.versions} == {OLDEST, NEWEST}
-
-
-def test_a_version_gets_the_patches_that_are_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    old, new = Patch("old:target", None, "test", (OLDEST,)), Patch("new:target", None, "test", (NEWEST,))
-    both = Patch("both:target", None, "test")
-    monkeypatch.setattr(platform, "PATCHES", (old, both, new))
-    assert platform.patches_for("0.16.1") == (old, both)
-    assert platform.patches_for("0.19.2") == (both, new)
+@pytest.mark.parametrize(("installed", "expected"), [("0.16.1", "old both"), ("0.19.2", "both new")])
+def test_a_patch_is_applied_to_the_versions_that_it_is_for(
+    installed: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = SimpleNamespace(old="", both="", new="")
+    monkeypatch.setitem(sys.modules, "some_module", owner)
+    monkeypatch.setattr(platform, "version", lambda package: installed)
+    releases = {"old": (OLDEST,), "both": (OLDEST, NEWEST), "new": (NEWEST,)}
+    platform.apply(Patch(f"some_module:{name}", "applied", "test", versions) for name, versions in releases.items())
+    assert [name for name, value in vars(owner).items() if value == "applied"] == expected.split()
 
 
 @pytest.mark.parametrize("other", ["0.15.3", "0.17.1", "0.20.0", "1.0.0"])
 def test_an_unknown_version_is_refused(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "version", lambda package: other)
     monkeypatch.setattr(platform, "_installed", False)
-    with pytest.raises(RuntimeError, match=f"megatron-core {other} is installed.* needs >=0.16,<0.17 or >=0.19,<0.20"):
+    with pytest.raises(
+        RuntimeError, match=f"megatron-core {other} is .* patch >=0.16,<0.17 and >=0.19,<0.20 only"
+    ):
         platform.install()
 
 

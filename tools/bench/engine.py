@@ -178,7 +178,9 @@ def matmul_peak(rounds: int) -> dict[str, float]:
     for dtype in (torch.bfloat16, torch.float32):
         a, b = torch.randn(2, size, size).to(dtype)
         torch.mm(a, b)
-        best[str(dtype).removeprefix("torch.")] = 2 * size**3 / min(seconds(lambda: torch.mm(a, b)) for _ in range(rounds))
+        best[str(dtype).removeprefix("torch.")] = (
+            2 * size**3 / min(seconds(lambda: torch.mm(a, b)) for _ in range(rounds))
+        )
     return best
 
 
@@ -195,7 +197,10 @@ def training(ours: Ours, theirs: Theirs, hf: Any, args: argparse.Namespace) -> d
     }
     for work in works.values():
         work()
-    rounds = [{name: seconds(work) for name, work in works.items()} | {"peak": max(matmul_peak(3).values())} for _ in range(args.steps)]
+    rounds = [
+        {name: seconds(work) for name, work in works.items()} | {"peak": max(matmul_peak(3).values())}
+        for _ in range(args.steps)
+    ]
 
     def median(figure: Callable[[dict[str, float]], float]) -> float:
         return statistics.median(map(figure, rounds))

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,11 +224,19 @@ class _Writer:
             index.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def save_hf(placement: Placement, directory: str | Path, bucket_bytes: int, file_bytes: int = FILE_BYTES) -> None:
-    """Write the safetensors files of a HF directory from rank 0. A collective: all ranks call it together."""
-    writer = _Writer(Path(directory), file_bytes) if dist.get_rank() == 0 else None
+def save_hf(placement: Placement, source: Path, target: Path, bucket_bytes: int, file_bytes: int = FILE_BYTES) -> None:
+    """Write a HF directory that transformers and vLLM load, from rank 0: the weights, and config, tokenizer and what
+    else is in ``source``. A collective: all ranks call it together."""
+    writer = None
+    if dist.get_rank() == 0:
+        target.mkdir(parents=True, exist_ok=True)
+        for file in source.iterdir():
+            if file.is_file() and not file.name.startswith("model"):
+                shutil.copyfile(file, target / file.name)
+        writer = _Writer(target, file_bytes)
     for bucket in export_hf(placement, bucket_bytes):
         if writer is not None:
             writer.add(bucket)
     if writer is not None:
         writer.finish()
+    dist.barrier()
