@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from pathlib import Path
 
 from spark_megatron import runtime
 
 runtime.prepare_environment()
+warnings.filterwarnings("ignore", module=r"(megatron|torch)\.")
 
 import torch  # noqa: E402 (the environment has to be prepared first)
 import torch.distributed as dist  # noqa: E402
@@ -72,7 +74,7 @@ def to_hf(source: Path, target: Path, start: Path | None, verify: bool) -> str:
     if directory is None:
         raise Stopped(f"{source} does not say which model it began with: name its directory with --model")
     model = Model(directory, settings.get("dtype", "fp32"))
-    checkpoint.load_weights(model.chunks, source)
+    checkpoint.load_weights(model.chunks, model.parallel, source)
     save_hf(model.placement, directory, target, BUCKET_BYTES)
     if not verify:
         return f"{target}: {len(model.tensors())} tensors"
@@ -90,11 +92,14 @@ def to_megatron(source: Path, folder: Path, dtype: str, verify: bool) -> str:
     """Convert a HF directory; a line that says what was done."""
     model = Model(source, dtype)
     load_hf(model.placement, source)
-    target = checkpoint.save_weights(model.chunks, folder, {"config": {"model": {"path": str(source), "dtype": dtype}}})
+    checkpoints = checkpoint.Checkpoints(folder, keep=1, asynchronous=False)
+    checkpoints.save_weights(model.chunks, model.parallel, {"config": {"model": {"path": str(source), "dtype": dtype}}})
+    target = checkpoints.latest()
+    assert target is not None
     if not verify:
         return f"{target}: {len(model.tensors())} tensors"
     back = Model(source, dtype)
-    checkpoint.load_weights(back.chunks, target)
+    checkpoint.load_weights(back.chunks, back.parallel, target)
     return f"{target}: {same(back, source)} tensors equal to the last bit"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import uuid
 from dataclasses import replace
@@ -56,7 +57,10 @@ def _start_ranks(arguments: list[str], ranks: int) -> int:
     try:
         elastic_launch(settings, sys.executable)("-m", "spark_megatron.cli.train", *arguments)
     except ChildFailedError as error:
-        rank, first = error.get_first_failure()
+        # torch dates a killed rank by when it noticed that, which may be after the errors that this caused in others.
+        rank, first = min(
+            error.failures.items(), key=lambda failure: (failure[1].exitcode != -signal.SIGKILL, failure[1].timestamp)
+        )
         message = first.message["message"] if isinstance(first.message, dict) else first.message
         print(f"spark-train: rank {rank} failed first (exit code {first.exitcode}): {message}", file=sys.stderr)
         return 1

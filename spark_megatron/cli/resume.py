@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,13 @@ from spark_megatron.trainers.state import FOLDER, changes, check_fit
 
 @dataclass(frozen=True)
 class Start:
-    """The checkpoint to go on from (None: the start model), or that nothing is left to do; ``message`` says it."""
+    """The checkpoint to go on from (None: the start model) and its step, or that nothing is left to do.
+
+    ``message`` says it in words.
+    """
 
     checkpoint: Path | None
+    step: int
     finished: bool
     message: str
 
@@ -36,7 +41,7 @@ def plan(cfg: Config) -> Start:
                 f"run_dir={run_dir} already holds a run and checkpoint.resume=never: choose another run_dir, or go on "
                 "with checkpoint.resume=auto"
             )
-        return Start(None, False, "starting at step 0")
+        return Start(None, 0, False, "starting at step 0")
     if own is not None:
         return _go_on(cfg, own)
     if _evaluated(run_dir) is not None:
@@ -44,7 +49,9 @@ def plan(cfg: Config) -> Start:
             f"run_dir={run_dir} holds a finished run but no checkpoint to go on from: choose another run_dir"
         )
     if resume == "auto":
-        return Start(None, False, f"no checkpoint in {run_dir / FOLDER}: starting at step 0")
+        known = (run_dir / "metrics.jsonl").exists()
+        earlier = "; what was logged before is removed" if known else ""
+        return Start(None, 0, False, f"no checkpoint in {run_dir / FOLDER}: starting at step 0{earlier}")
     return _branch(cfg, Path(resume).absolute())
 
 
@@ -57,14 +64,13 @@ def _go_on(cfg: Config, own: Path) -> Start:
             f"another run_dir, or go on from {own.name} with checkpoint.resume=auto"
         )
     check_fit(state, cfg, own)
-    differences = _listed(changes(state, cfg))
     if _evaluated(Path(cfg.run_dir)) == state["step"] >= cfg.trainer.total_steps:
         message = (
             f"run_dir={cfg.run_dir} holds a finished run of {state['step']} steps: raise trainer.total_steps to go on "
-            f"with it, or choose another run_dir{differences}"
+            f"with it, or choose another run_dir{_listed(changes(state, cfg))}"
         )
-        return Start(own, True, message)
-    return Start(own, False, f"going on from step {state['step']} of {cfg.trainer.total_steps} ({own}){differences}")
+        return Start(own, state["step"], True, message)
+    return _from(own, state, cfg)
 
 
 def _branch(cfg: Config, path: Path) -> Start:
@@ -81,8 +87,12 @@ def _branch(cfg: Config, path: Path) -> Start:
             f"trainer.total_steps={cfg.trainer.total_steps}, but checkpoint.resume={path} is at step {state['step']}: "
             "nothing is left to train, raise trainer.total_steps"
         )
-    differences = _listed(changes(state, cfg))
-    return Start(path, False, f"going on from step {state['step']} of {cfg.trainer.total_steps} ({path}){differences}")
+    return _from(path, state, cfg)
+
+
+def _from(path: Path, state: Mapping[str, Any], cfg: Config) -> Start:
+    step, total = state["step"], cfg.trainer.total_steps
+    return Start(path, step, False, f"going on from step {step} of {total} ({path}){_listed(changes(state, cfg))}")
 
 
 def _read(path: Path) -> dict[str, Any]:

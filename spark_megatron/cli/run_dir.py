@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from spark_megatron import runtime
 from spark_megatron.config import ConfigError
+from spark_megatron.tracking.jsonl import cut
 
 
 def reserve(path: Path) -> None:
@@ -19,9 +20,14 @@ def reserve(path: Path) -> None:
         raise ConfigError(f"run_dir={path} cannot be made ({error.strerror}): choose another directory") from error
 
 
-def prepare(path: Path, composed: DictConfig) -> None:
-    """Reserve the directory and write the resolved settings, git revision and package versions into it."""
+def prepare(path: Path, composed: DictConfig, step: int) -> None:
+    """Reserve the directory and write the resolved settings, git revision and package versions into it.
+
+    What an earlier start logged after ``step`` is removed: this one does these steps again.
+    """
     reserve(path)
+    for name in ("metrics.jsonl", "rollouts.jsonl"):
+        cut(path / name, step)
     resolved = OmegaConf.merge(composed, {"run_dir": str(path)})
     OmegaConf.save(resolved, path / "config.yaml", resolve=True)
     (path / "provenance.json").write_text(json.dumps(runtime.provenance(), indent=2) + "\n")

@@ -108,7 +108,7 @@ def begin(config: Config, composed: DictConfig) -> Start:
     start = resume.plan(config)
     runtime.say(start.message)
     if not start.finished:
-        run_dir.prepare(Path(config.run_dir), composed)
+        run_dir.prepare(Path(config.run_dir), composed, start.step)
     return start
 
 

@@ -15,7 +15,7 @@ from megatron.core.optimizer import distrib_optimizer
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
-from spark_megatron.engine.platform import Patch, apply
+from spark_megatron.engine.platform import Patch
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -92,4 +92,5 @@ PATCHES = (
 def install() -> None:
     """Give megatron-core this class, unless it found a better one. Safe to call again."""
     if not distrib_optimizer.HAVE_APEX_OR_TE:
-        apply(PATCHES)
+        for patch in PATCHES:
+            patch.apply()

@@ -33,8 +33,10 @@ from spark_megatron.engine import checkpoint_write
 from spark_megatron.engine.checkpoint_store import CheckpointError, read_state
 from spark_megatron.engine.checkpoint_write import Writing, Written
 from spark_megatron.engine.engine import Engine
+from spark_megatron.engine.modules import Decoder
+from spark_megatron.engine.parallel import Parallel
 
-__all__ = ["CheckpointError", "Checkpoints", "load", "read_state"]
+__all__ = ["CheckpointError", "Checkpoints", "load", "load_weights", "read_state"]
 
 T = TypeVar("T")
 
@@ -66,21 +68,36 @@ class Checkpoints:
             CheckpointError: this save could not begin (or, if not asynchronous, end), or the one before it failed.
         """
         self.wait()
+        with engine.optimizer_state():
+            content = _tensors(engine, loading=False) | {"rng": _rng_object(_rng_state())}
+            self._start(content, engine.parallel, step, _counters(engine), state)
+        if not self.asynchronous:
+            self.wait()
+
+    def save_weights(self, chunks: Sequence[Decoder], parallel: Parallel, state: dict[str, Any]) -> None:
+        """Save a model that is not trained here, as step 0: ``load_weights`` reads it, ``load`` does not. A collective.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        self._start(_models(chunks, parallel), parallel, 0, {}, state)
+        self.wait()
+
+    def _start(
+        self, content: dict[str, Any], parallel: Parallel, step: int, counters: dict[str, Any], state: dict[str, Any]
+    ) -> None:
         what = f"the checkpoint of step {step} in {self.folder}"
-        content = _together(lambda: store.state_content(_counters(engine), state), what)
+        plain = _together(lambda: store.state_content(counters, state), what)
         folder = _on_rank_zero(lambda: store.begin(self.folder, step), what)
         files = {
-            store.STATE: content,
+            store.STATE: plain,
             CONFIG_FNAME: json.dumps(asdict(CheckpointingConfig("torch_dist"))).encode(),
             COMMON_STATE_FNAME: _empty(),  # megatron-core asks for it
         }
-        with engine.optimizer_state():
-            sharded, _ = save_preprocess(_tensors(engine, loading=False) | {"rng": _rng_object(_rng_state())})
-            copies = engine.parallel.data_context_group
-            writing = checkpoint_write.plan(sharded, folder, files if runtime.rank() == 0 else {}, copies)
-            self._calls.schedule_async_request(writing.request(partial(self._finish, writing, step, what)))
-        if not self.asynchronous:
-            self.wait()
+        sharded, _ = save_preprocess(content)
+        mine = files if runtime.rank() == 0 else {}
+        writing = checkpoint_write.plan(sharded, folder, mine, parallel.data_context_group)
+        self._calls.schedule_async_request(writing.request(partial(self._finish, writing, step, what)))
 
     def _finish(self, writing: Writing, step: int, what: str) -> None:
         """What follows when all ranks have written. A collective."""
@@ -130,12 +147,8 @@ def load(engine: Engine, path: Path) -> None:
     same_layout = saved["layout"] == _layout(engine)
     with engine.optimizer_state():
         wanted = _tensors(engine, loading=True) | ({"rng": _rng_object(None)} if same_layout else {})
-        try:
-            loaded = dist_checkpointing.load(wanted, str(path))
-        except (CheckpointingException, CheckpointException) as error:
-            raise CheckpointError(f"{path} does not fit {engine.directory}: {_cause(error)}") from error
-        for name, module in _chunks(engine).items():
-            module.load_state_dict(loaded[name])
+        loaded = _read(wanted, path)
+        _fill(engine.modules, loaded)
         for index, optimizer in _optimizers(engine).items():
             optimizer.load_parameter_state_from_fully_reshardable(loaded["optimizer"][index])
             for group in optimizer.param_groups:
@@ -146,6 +159,29 @@ def load(engine: Engine, path: Path) -> None:
         setattr(engine, name, saved[name])
     if same_layout:
         _set_rng_state(loaded["rng"])
+
+
+def load_weights(chunks: Sequence[Decoder], parallel: Parallel, path: Path) -> None:
+    """Fill a model with the weights of a checkpoint, whatever the layout it was saved from. A collective.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or the checkpoint is of another model.
+    """
+    _together(lambda: store.verify(path, runtime.rank(), runtime.world_size()), f"loading {path}")
+    _fill(chunks, _read(_models(chunks, parallel), path))
+
+
+def _read(wanted: dict[str, Any], path: Path) -> dict[str, Any]:
+    try:
+        loaded: dict[str, Any] = dist_checkpointing.load(wanted, str(path))
+    except (CheckpointingException, CheckpointException) as error:
+        raise CheckpointError(f"{path} does not fit the model: {_cause(error)}") from error
+    return loaded
+
+
+def _fill(chunks: Sequence[Decoder], loaded: dict[str, Any]) -> None:
+    for name, chunk in _named(chunks).items():
+        chunk.load_state_dict(loaded[name])
 
 
 def _verified(path: Path) -> dict[str, Any]:
@@ -197,10 +233,23 @@ def _counters(engine: Engine) -> dict[str, Any]:
     return counters | {"updates": engine.lr_schedule.num_steps, "layout": _layout(engine)}
 
 
-def _chunks(engine: Engine) -> dict[str, Any]:
-    """This rank's modules under megatron-core's names for them."""
-    modules = [chunk.module for chunk in engine.chunks]
-    return {"model": modules[0]} if len(modules) == 1 else {f"model{i}": m for i, m in enumerate(modules)}
+def _named(chunks: Sequence[Decoder]) -> dict[str, Decoder]:
+    """This rank's parts of the model under megatron-core's names for them."""
+    return {"model": chunks[0]} if len(chunks) == 1 else {f"model{i}": chunk for i, chunk in enumerate(chunks)}
+
+
+def _models(chunks: Sequence[Decoder], parallel: Parallel) -> dict[str, Any]:
+    """megatron-core's description of this rank's weights."""
+    metadata = _metadata(parallel)
+    return {name: chunk.sharded_state_dict(metadata=metadata) for name, chunk in _named(chunks).items()}
+
+
+def _metadata(parallel: Parallel) -> dict[str, Any]:
+    return {
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "singleton_local_shards": False,
+        "dp_cp_group": parallel.data_context_group,
+    }
 
 
 def _optimizers(engine: Engine) -> dict[int, Any]:
@@ -211,19 +260,14 @@ def _optimizers(engine: Engine) -> dict[int, Any]:
 
 def _tensors(engine: Engine, loading: bool) -> dict[str, Any]:
     """megatron-core's description of this rank's weights and optimizer state; when loading, of where they go."""
-    metadata = {
-        "distrib_optim_sharding_type": "fully_reshardable",
-        "singleton_local_shards": False,
-        "dp_cp_group": engine.parallel.data_context_group,
-    }
-    models = {name: module.sharded_state_dict(metadata=metadata) for name, module in _chunks(engine).items()}
+    models = _models(engine.modules, engine.parallel)
     states = {}
     for index, optimizer in _optimizers(engine).items():
         optimizer.init_state_fn(optimizer.optimizer, optimizer.config)  # there is none before the first update
         if optimizer.data_parallel_group.size() == 1:
             # megatron-core copies the state five times to gather it from the data ranks.
             optimizer.get_parameter_state_dp_zero = partial(_whole_state, optimizer)
-        states[index] = optimizer.sharded_param_state_fully_reshardable(models, loading, metadata)
+        states[index] = optimizer.sharded_param_state_fully_reshardable(models, loading, _metadata(engine.parallel))
     return models | {"optimizer": states}
 
 

@@ -7,9 +7,11 @@ copied, and training may go on at once. On a GPU it is a process that stays, to 
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
-import pickle
+import signal
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -33,8 +35,12 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 
 from spark_megatron.engine import checkpoint_store as store
+from spark_megatron.engine.mailbox import Mailbox
 
 Item = tuple[WriteItem, Tensor | io.BytesIO]
+
+_PR_SET_PDEATHSIG = 1
+"""Of prctl(2): the signal that a process gets when its parent dies."""
 
 
 @dataclass(frozen=True)
@@ -43,23 +49,6 @@ class Written:
 
     results: list[WriteResult]
     digests: dict[str, dict[str, Any]]
-
-
-class Mailbox:
-    """Where the writing process leaves its answer: memory of the training process, since the disk may be full."""
-
-    def __init__(self) -> None:
-        self.descriptor = os.memfd_create("checkpoint")
-        self.file = Path(f"/proc/{os.getpid()}/fd/{self.descriptor}")
-
-    def put(self, answer: Written | Exception) -> None:
-        self.file.write_bytes(pickle.dumps(answer))
-
-    def take(self) -> Written | Exception:
-        """The answer, or an error that says that there is none. Once."""
-        content = self.file.read_bytes()
-        os.close(self.descriptor)
-        return pickle.loads(content) if content else ChildProcessError("its writing process died; is memory short?")
 
 
 class _Planned(FileSystemWriter):
@@ -78,16 +67,17 @@ class Writing:
     folder: Path
     others: dict[str, bytes]
     """Further files of this rank."""
-    mailbox: Mailbox
+    mailbox: Mailbox[Written]
     _planned: _Planned
     _metadata: Any
 
     def request(self, finish: Callable[[], None]) -> AsyncRequest:
         """For megatron-core's queue; ``finish`` is called on all ranks when all have written."""
         items = self._planned.items
-        stage = partial(_on_host, items) if torch.cuda.is_available() else None
         arguments = (self.folder / self._planned.name, items, self.others, self.mailbox)
-        return AsyncRequest(_write, arguments, [finish], preload_fn=stage)
+        if torch.cuda.is_available():
+            return AsyncRequest(_write, arguments, [finish], preload_fn=partial(_on_host, items))
+        return AsyncRequest(partial(_write_in_fork, os.getpid()), arguments, [finish])
 
     def index(self, written: Iterable[Written]) -> None:
         """Write the index over the files of all ranks (on rank zero)."""
@@ -115,18 +105,28 @@ def _on_host(items: list[Item]) -> list[Item]:
     return [(item, data.cpu() if isinstance(data, Tensor) else data) for item, data in items]
 
 
-def _write(file: Path, items: list[Item], others: dict[str, bytes], mailbox: Mailbox) -> None:
+def _write_in_fork(parent: int, *arguments: Any) -> None:
+    """As ``_write``, in a fork of the process ``parent``, and no longer than that lives.
+
+    Without it nobody could complete the checkpoint; and its peers would not see its end as long as their connections,
+    which a fork has too, are open.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the training process ended")
+    torch.set_num_threads(1)  # the threads of its pool do not exist here
+    _write(*arguments)
+
+
+def _write(file: Path, items: list[Item], others: dict[str, bytes], mailbox: Mailbox[Written]) -> None:
     """In the writing process: all files of this rank."""
-    torch.set_num_threads(1)  # the threads of a forked process' pool do not exist
-    answer: Written | Exception
     try:
         results = _write_items(file, items)
         for name, content in others.items():
             store.write_durably(file.parent / name, content)
-        answer = Written(results, {name: store.digest(file.parent / name) for name in (file.name, *others)})
-    except (OSError, RuntimeError) as error:
-        answer = error
-    mailbox.put(answer)
+        mailbox.put(Written(results, {name: store.digest(file.parent / name) for name in (file.name, *others)}))
+    except OSError as error:
+        mailbox.put(error)
 
 
 def _write_items(file: Path, items: list[Item]) -> list[WriteResult]:
@@ -135,14 +135,17 @@ def _write_items(file: Path, items: list[Item]) -> list[WriteResult]:
     with file.open("wb") as stream:
         for item, data in items:
             start = stream.tell()
-            if isinstance(data, io.BytesIO):
-                stream.write(data.getbuffer())
-            else:
-                # A part of a larger buffer would be written with all of that buffer.
-                part = data.untyped_storage().nbytes() > data.nbytes
-                torch.save(data.detach().clone() if part else data.detach(), stream)
+            stream.write((data if isinstance(data, io.BytesIO) else _serialised(data)).getbuffer())
             place = _StorageInfo(file.name, start, stream.tell() - start)
             results.append(WriteResult(item.index, place.length, place))
         stream.flush()
         os.fsync(stream.fileno())
     return results
+
+
+def _serialised(tensor: Tensor) -> io.BytesIO:
+    """In memory first: written to a full disk, torch.save says nothing of the disk."""
+    tensor, stream = tensor.detach(), io.BytesIO()
+    # A part of a larger buffer would be saved with all of that buffer.
+    torch.save(tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor, stream)
+    return stream

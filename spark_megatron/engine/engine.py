@@ -23,6 +23,7 @@ from spark_megatron.engine import model as models
 from spark_megatron.engine import optim, platform, schedule
 from spark_megatron.engine.local import Local, place
 from spark_megatron.engine.logprobs import linear_logprobs
+from spark_megatron.engine.modules import Decoder
 from spark_megatron.engine.offload import HostState
 from spark_megatron.engine.parallel import Parallel
 from spark_megatron.engine.weights.placement import Placement
@@ -83,7 +84,7 @@ class Engine:
             hidden = copy_to_tensor_model_parallel_region(hidden)
         return linear_logprobs(
             hidden,
-            self.chunks[-1].module.head(),
+            self.modules[-1].head(),
             local.batch.labels,
             group=self.parallel.tensor_group,
             vocab_size=self.hf.vocab_size,
@@ -162,8 +163,13 @@ class Engine:
         sums = combine({key: float(value) for key, value in s.items()} for s in one_per_data_rank)
         return combine(gather(sums))
 
+    @property
+    def modules(self) -> list[Decoder]:
+        """This rank's parts of the model, one per virtual pipeline stage."""
+        return [chunk.module for chunk in self.chunks]
+
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
-        return {f"{i}.{name}": p for i, chunk in enumerate(self.chunks) for name, p in chunk.module.named_parameters()}
+        return {f"{i}.{name}": p for i, module in enumerate(self.modules) for name, p in module.named_parameters()}
 
     def snapshot(self) -> Snapshot:
         """A frozen copy of this rank's current parameters (for a reference policy)."""

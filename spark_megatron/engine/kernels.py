@@ -18,15 +18,15 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from torch import Tensor
 
-from spark_megatron.engine.platform import Patch, apply, has_fast_bf16, matmul
+from spark_megatron.engine.platform import Patch, apply, matmul, product_dtype
 
 
 def accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
     """``total += a @ b``, with ``total`` in fp32."""
-    if torch.bfloat16 in (a.dtype, b.dtype) and has_fast_bf16():
-        total.add_(a @ b)
-    else:
+    if product_dtype(b) == total.dtype:
         total.addmm_(a.float(), b.float())
+    else:
+        total.add_(a @ b)
 
 
 class _Linear(torch.autograd.Function):
@@ -186,11 +186,13 @@ class _Collect(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return grad.new_zeros(ctx.shape).index_copy_(0, *ctx.saved_tensors, grad), None
+        (cells,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.shape).index_copy_(0, cells, grad), None
 
 
 def spread(x: Tensor, cells: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """Put row i of ``x`` into cell ``cells[i]`` of zeros, no two into one; [rows, length, ...] for each of ``shapes``."""
+    """Put row i of ``x`` in cell ``cells[i]``, no two in one, and zeros in the others; cut into ``shapes`` (rows,
+    length)."""
     sizes = [rows * length for rows, length in shapes]
     laid: Tensor = _Spread.apply(x, cells, sum(sizes))
     return [part.unflatten(0, shape) for part, shape in zip(laid.split(sizes), shapes, strict=True)]

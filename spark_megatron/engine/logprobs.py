@@ -18,7 +18,7 @@ from spark_megatron.engine.kernels import accumulate
 from spark_megatron.engine.platform import product_dtype
 
 BLOCK_BYTES = 1 << 20
-"""Logits on which one elementwise operation follows the other: as many as stay in a processor's cache meanwhile."""
+"""Logits on which a CPU does one elementwise operation after the other: as many as stay in its cache meanwhile."""
 
 
 class _LinearLogProbs(torch.autograd.Function):
@@ -40,7 +40,7 @@ class _LinearLogProbs(torch.autograd.Function):
         piece: int,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        # Per token, relative to this rank's largest logit: that logit, log-weight of the label, sum of exp, sum of exp * x.
+        # Per token and relative to this rank's largest logit: that logit, the label's, sum of exp(x), sum of x exp(x).
         parts = hidden.new_empty(4, len(labels), dtype=torch.float32)
         for start, logits in _pieces(hidden, weight[:real], piece):
             for rows in _blocks(logits):
@@ -54,9 +54,7 @@ class _LinearLogProbs(torch.autograd.Function):
         shift = torch.where(top.isfinite(), top - highest, 0.0)
         scale = shift.exp()
         held = (labels >= first) & (labels < first + real)
-        sums = torch.stack(
-            [torch.where(held, chosen + shift, 0.0), total * scale, scale * (weighted + shift * total)]
-        )
+        sums = torch.stack([torch.where(held, chosen + shift, 0.0), total * scale, scale * (weighted + shift * total)])
         dist.all_reduce(sums, group=group)
         chosen, total, weighted = sums
         log_total = total.log()
@@ -82,11 +80,11 @@ class _LinearLogProbs(torch.autograd.Function):
             for rows in _blocks(logits):
                 span = slice(start + rows.start, start + rows.stop)
                 logp = _tempered(logits[rows], hidden.dtype, ctx.temperature).sub_(log_norm[span, None])
-                slope = -grad[span, None]
+                factor = grad[span, None]
                 if entropy_grad is not None:
                     # d entropy / d logit_j = -p_j (log p_j + entropy)
-                    slope = torch.addcmul(slope, logp + entropy[span, None], entropy_grad[span, None], value=-1)
-                slope = logp.exp_().mul_(slope)
+                    factor = factor + (logp + entropy[span, None]).mul_(entropy_grad[span, None])
+                slope = logp.exp_().mul_(-factor)
                 logits[rows] = slope.scatter_add_(1, column[span], label_grad[span]) if ctx.real else slope
             span = slice(start, start + len(logits))
             if grad_hidden is not None:
@@ -108,7 +106,7 @@ def _pieces(hidden: Tensor, head: Tensor, piece: int) -> Iterator[tuple[int, Ten
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
-    size = max(1, BLOCK_BYTES // (4 * max(1, logits.shape[1])))
+    size = len(logits) if logits.is_cuda else max(1, BLOCK_BYTES // (4 * max(1, logits.shape[1])))
     for start in range(0, len(logits), size):
         yield slice(start, min(start + size, len(logits)))
 
@@ -120,7 +118,7 @@ def _tempered(logits: Tensor, dtype: torch.dtype, temperature: float) -> Tensor:
 
 
 def _partial_sums(logits: Tensor, local: Tensor) -> Tensor:
-    """[4, tokens]: largest logit, the label's logit less that, and the sums of exp(x) and x exp(x) over x = the rest."""
+    """[4, tokens]: the largest logit, the label's logit less that, and the sums of exp(x) and x exp(x), x less that."""
     tokens, columns = logits.shape
     if not columns:
         return torch.stack([torch.full((tokens,), float("-inf")), *torch.zeros(3, tokens)]).to(logits.device)

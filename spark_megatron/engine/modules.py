@@ -72,6 +72,8 @@ class PackedAttention(MegatronModule):
         """query [tokens, heads, d], key and value [tokens, kv heads, d] -> [tokens, heads * d]."""
         packed = kwargs["packed_seq_params"]
         assert isinstance(packed, Packed)
+        assert packed.query_cells is not None
+        assert packed.key_cells is not None
         if self.context_group is not None:
             both = torch.cat([key, value], -1)
             both = gather_from_sequence_parallel_region(both, group=self.context_group)

@@ -47,8 +47,7 @@ def find_examples(rows: Iterable[Mapping[str, Any]], per_end: int = PER_END) -> 
 
 
 def _top(examples: list[Example], count: int, sign: int) -> list[Example]:
-    # Equal ones are one: a run that was killed within a step has recorded it twice.
-    return sorted(dict.fromkeys(examples), key=lambda e: (sign * e.reward, e.step), reverse=True)[:count]
+    return sorted(examples, key=lambda e: (sign * e.reward, e.step), reverse=True)[:count]
 
 
 def _reward(example: Example) -> float:

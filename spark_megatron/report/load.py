@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 
 from spark_megatron.report.examples import Examples, find_examples
-from spark_megatron.tracking.jsonl import read_groups, read_steps
+from spark_megatron.tracking.jsonl import read_jsonl, read_steps
 from spark_megatron.types import TASK_KINDS, Interval
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ def load_run(directory: Path) -> Run:
         times=[float(row["time"]) for row in rows if row.get("time") is not None],
         evals=evals,
         config=config,
-        examples=read("rollouts.jsonl", "no example rollouts", lambda path: find_examples(read_groups(path)), {}),
+        examples=read("rollouts.jsonl", "no example rollouts", lambda path: find_examples(read_jsonl(path)), {}),
         missing=missing,
     )
 

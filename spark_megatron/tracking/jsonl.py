@@ -82,28 +82,18 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     return kept
 
 
-def read_groups(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file with any number of them per step, less those that a resumed run has replaced.
-
-    As in ``read_steps``: once the step goes back, older rows from there on do not count. The file is read twice rather
-    than held.
-    """
-    ends = [math.inf]  # of each stretch of ascending steps, the first step that a later one has replaced
-    starts: list[int] = []
-    last = math.inf
-    for row in read_jsonl(path):
-        if row["step"] < last:
-            starts.append(row["step"])
-        last = row["step"]
-    for start in reversed(starts[1:]):
-        ends.append(min(start, ends[-1]))
-    last = math.inf
-    for row in read_jsonl(path):
-        if row["step"] < last:
-            end = ends.pop() if ends else math.inf  # a stretch may have begun since
-        last = row["step"]
-        if row["step"] < end:
-            yield row
+def cut(path: Path, step: int) -> None:
+    """Remove the rows of steps after ``step``, which a run that goes on from there writes again. Steps must ascend."""
+    if not path.exists():
+        return
+    end = 0
+    with path.open("rb+") as file:
+        for line in file:
+            row = _parse(line)
+            if row is not None and row.get("step", 0) > step:
+                break
+            end += len(line)
+        file.truncate(end)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -114,7 +114,7 @@ def test_overrides_are_read_before_anything_is_composed(shape: str) -> None:
 
 def test_resolved_settings_compose_again(tmp_path: Path, shape: str) -> None:
     composed, config = load([shape, "seed=3", f"run_dir={tmp_path}"])
-    prepare(tmp_path, composed)
+    prepare(tmp_path, composed, 0)
     path = tmp_path / "config.yaml"
     written = yaml.safe_load(path.read_text())
     assert written["seed"] == 3

@@ -18,16 +18,15 @@ from spark_megatron.cli import resume
 from spark_megatron.cli.launch import launch
 from spark_megatron.config import ConfigError
 from spark_megatron.report.load import load_run
-from spark_megatron.tracking.jsonl import read_groups, read_steps
+from spark_megatron.tracking.jsonl import read_jsonl, read_steps
 from tests import distributed
-from tests.cli.test_runs import children, rows, start, train
+from tests.cli.runs import WHOLE, children, rows, start
 from tests.settings import typed
 
 COMMON = (
     "experiment=spark_tiny", "checkpoint.every=2", "checkpoint.keep=9", "tracking.record_groups=64",
     "trainer.max_tokens_per_microbatch=2048", "objective.updates_per_period=1", "optim.warmup_updates=2",
 )  # fmt: skip
-SMALL = (*COMMON, "trainer.tasks_per_step=16", "eval.items=20", "trainer.total_steps=4", "kl_schedule=adaptive")
 TINY = (*COMMON, "rollout=scripted", "trainer.tasks_per_step=8", "rollout.samples_per_task=4", "eval.items=8")
 OBJECTIVES = {
     "alternating": ("kl_schedule=adaptive", "trainer.eval_every=3"),
@@ -48,7 +47,7 @@ def numbers(run_dir: Path) -> list[dict[str, Any]]:
 
 def groups(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / "rollouts.jsonl"
-    return list(read_groups(path)) if path.exists() else []
+    return list(read_jsonl(path)) if path.exists() else []
 
 
 def weights(run_dir: Path) -> dict[str, torch.Tensor]:
@@ -204,16 +203,16 @@ def test_never_refuses_a_directory_with_a_run(short: Path, tmp_path: Path) -> No
     assert refusal(short, "checkpoint.resume=never") == told
     shutil.rmtree(short / "checkpoints")
     assert refusal(short, "checkpoint.resume=never") == told
-    assert planned(tmp_path / "new", "checkpoint.resume=never") == resume.Start(None, False, "starting at step 0")
+    assert planned(tmp_path / "new", "checkpoint.resume=never") == resume.Start(None, 0, False, "starting at step 0")
 
 
 def test_without_a_checkpoint_a_run_starts_anew_and_says_so(short: Path, tmp_path: Path) -> None:
     """Also where it was killed before its first checkpoint, but never over the results of a finished one."""
-    for run_dir in (tmp_path / "new", short):
-        (short / "eval.json").unlink(missing_ok=True)
-        shutil.rmtree(short / "checkpoints", ignore_errors=True)
-        told = f"no checkpoint in {run_dir / 'checkpoints'}: starting at step 0"
-        assert planned(run_dir) == resume.Start(None, False, told)
+    (short / "eval.json").unlink()
+    shutil.rmtree(short / "checkpoints")
+    for run_dir, earlier in ((tmp_path / "new", ""), (short, "; what was logged before is removed")):
+        told = f"no checkpoint in {run_dir / 'checkpoints'}: starting at step 0{earlier}"
+        assert planned(run_dir) == resume.Start(None, 0, False, told)
 
 
 def test_a_finished_run_without_a_checkpoint_is_not_overwritten(short: Path) -> None:
@@ -267,13 +266,11 @@ def test_a_checkpoint_that_does_not_fit_is_refused(short: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+def real(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
     """An uninterrupted run; one with the same settings, killed after its third step and started again; what the latter
     said when it went on."""
-    root = tmp_path_factory.mktemp("real")
-    whole, killed = root / "whole", root / "killed"
-    settings = (*SMALL, "tracking.wandb=offline", "checkpoint.asynchronous=false")
-    process = start(killed, *settings)
+    killed = tmp_path_factory.mktemp("runs") / "killed"
+    process = start(killed, *WHOLE)
     ranks = []
     deadline = time.monotonic() + 200
     while not (killed / "metrics.jsonl").exists() or len(rows(killed)) < 3:
@@ -284,10 +281,9 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
     for pid in (process.pid, *ranks):
         os.kill(pid, signal.SIGKILL)
     process.communicate()
-    again = start(killed, *settings)
+    again = start(killed, *WHOLE)
     output, _ = again.communicate(timeout=300)
     assert again.returncode == 0, output[-4000:]
-    train(whole, *settings)
     return whole, killed, output
 
 
@@ -299,7 +295,7 @@ def test_a_killed_run_goes_on_bit_for_bit(real: tuple[Path, Path, str]) -> None:
 def test_the_killed_run_had_steps_left(real: tuple[Path, Path, str]) -> None:
     """Counts and the time left are those of the whole run; the start model is not evaluated again."""
     _, killed, output = real
-    assert [row["step"] for row in rows(killed)] == [1, 2, 3, 3, 4]
+    assert [row["step"] for row in rows(killed)] == [1, 2, 3, 4], "the third step was logged twice, the first is gone"
     assert "going on from step 2 of 4" in output
     assert "before training" not in output
     shown = [line.split() for line in output.splitlines() if line.strip()[:2] in ("3/", "4/")]

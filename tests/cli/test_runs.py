@@ -15,79 +15,53 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests import distributed
+from tests.cli.runs import REPOSITORY, SCRIPTED, SMALL, children, rows, start
 from tools import make_tiny_model
 
-REPOSITORY = Path(__file__).parents[2]
-SMALL = ("trainer.tasks_per_step=16", "eval.items=20", "trainer.max_tokens_per_microbatch=2048")
-SCRIPTED = ("rollout=scripted", *SMALL)
 LAYOUTS = ("single", "tp2", "pp2", "dp2")
 IN_RANKS = "tests.cli.ranks_resume:runs"
 """Runs in ranks that are there already: what the command line does once it has started them."""
 
 
-def start(run_dir: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "spark_megatron.cli.train", f"run_dir={run_dir}", *overrides]
-    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def train(run_dir: Path, *overrides: str) -> list[dict[str, float]]:
-    """Run to the end and return the rows of metrics.jsonl."""
-    process = start(run_dir, *overrides)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output[-4000:]
-    return rows(run_dir)
-
-
-def rows(run_dir: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture(scope="module")
-def alternating(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = tmp_path_factory.mktemp("runs") / "alternating"
-    train(run_dir, "experiment=spark_tiny", "trainer.total_steps=3", "tracking.wandb=offline", *SMALL)
-    return run_dir
-
-
-def test_first_update_starts_from_the_reference_and_on_policy(alternating: Path) -> None:
-    first = rows(alternating)[0]
+def test_first_update_starts_from_the_reference_and_on_policy(whole: Path) -> None:
+    first = rows(whole)[0]
     assert first["policy/first_kl"] == 0.0
     assert first["policy/first_ratio"] == 1.0
 
 
-def test_trainer_and_sampler_agree_at_every_step(alternating: Path) -> None:
+def test_trainer_and_sampler_agree_at_every_step(whole: Path) -> None:
     # fp32 on both sides: only the order of summation differs.
-    for row in rows(alternating):
+    for row in rows(whole):
         assert 0 < row["handoff/probe_max_abs"] < 1e-4
         assert 0 < row["mismatch/max_abs"] < 1e-4
 
 
-def test_reward_periods_follow_once_the_pool_is_full(alternating: Path) -> None:
-    judged = [row for row in rows(alternating) if "reward_period/loss" in row]
+def test_reward_periods_follow_once_the_pool_is_full(whole: Path) -> None:
+    judged = [row for row in rows(whole) if "reward_period/loss" in row]
     assert judged
     kinds = ("judge_one", "judge_pair", "reflect")
     assert all(any(f"reward/{kind}" in row for kind in kinds) for row in judged)
 
 
-def test_run_directory_is_complete(alternating: Path) -> None:
-    evaluation = json.loads((alternating / "eval.json").read_text())
+def test_run_directory_is_complete(whole: Path) -> None:
+    evaluation = json.loads((whole / "eval.json").read_text())
     for when in ("before", "after"):
         for skill in ("solve", "judge_one", "judge_pair", "reflect"):
             figure = evaluation[when][skill]
             assert figure["n"] == 20
             assert figure["ci"][0] <= figure["acc"] <= figure["ci"][1]
-    recorded = [json.loads(line) for line in (alternating / "rollouts.jsonl").read_text().splitlines()]
+    recorded = [json.loads(line) for line in (whole / "rollouts.jsonl").read_text().splitlines()]
     assert {row["kind"] for row in recorded} >= {"solve", "reflect"}
-    assert (alternating / "report.png").stat().st_size > 10_000
-    assert "<html" in (alternating / "report.html").read_text()
-    assert list((alternating / "wandb").glob("offline-run-*"))
-    assert {"git", "packages"} <= set(json.loads((alternating / "provenance.json").read_text()))
+    assert (whole / "report.png").stat().st_size > 10_000
+    assert "<html" in (whole / "report.html").read_text()
+    assert list((whole / "wandb").glob("offline-run-*"))
+    assert {"git", "packages"} <= set(json.loads((whole / "provenance.json").read_text()))
 
 
-def test_the_trained_model_loads_and_differs_from_the_start(alternating: Path) -> None:
-    trained = AutoModelForCausalLM.from_pretrained(alternating / "model")
+def test_the_trained_model_loads_and_differs_from_the_start(whole: Path) -> None:
+    trained = AutoModelForCausalLM.from_pretrained(whole / "model")
     begin = AutoModelForCausalLM.from_pretrained(REPOSITORY / "examples/models/spark_tiny")
-    tokenizer = AutoTokenizer.from_pretrained(alternating / "model")
+    tokenizer = AutoTokenizer.from_pretrained(whole / "model")
     assert tokenizer.decode(tokenizer.encode("11 8 \\boxed{8}")) == "11 8 \\boxed{8}"
     before, after = begin.state_dict(), trained.state_dict()
     assert before.keys() == after.keys()
@@ -172,24 +146,22 @@ def test_torchrun_starts_it_too(tmp_path: Path) -> None:
     assert (run_dir / "config.yaml").exists()
 
 
-def children(pid: int) -> list[int]:
-    out = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False).stdout
-    return [int(word) for word in out.split()]
-
-
 @pytest.fixture
 def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A run that has logged its first steps and would go on for a long time."""
     run_dir = tmp_path / "endless"
     process = start(run_dir, "experiment=spark_tiny", "trainer.total_steps=100000", *SCRIPTED)
-    deadline = time.monotonic() + 120
-    while not ((run_dir / "metrics.jsonl").exists() and len(rows(run_dir)) >= 2):
-        assert process.poll() is None, process.communicate()[0][-4000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    yield process, run_dir
-    if process.poll() is None:
-        process.kill()
+    try:
+        deadline = time.monotonic() + 240
+        while not ((run_dir / "metrics.jsonl").exists() and len(rows(run_dir)) >= 2):
+            assert process.poll() is None, process.communicate()[0][-4000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        yield process, run_dir
+    finally:
+        if process.poll() is None:
+            process.terminate()  # which ends the ranks as well
+            process.communicate()
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
@@ -200,9 +172,10 @@ def test_a_signal_ends_all_ranks_and_leaves_the_run_readable(
     ranks = children(process.pid)
     assert len(ranks) == 2
     process.send_signal(sent)
-    output, _ = process.communicate(timeout=10)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "stopped" in output
+    assert f"the same command with run_dir={run_dir} goes on from the last checkpoint" in output
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     assert len(rows(run_dir)) >= 2
 

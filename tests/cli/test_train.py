@@ -98,10 +98,5 @@ def test_check_starts_and_writes_nothing(tmp_path: Path) -> None:
     told = "spark_tiny: the settings can work (2 ranks, 5 steps)\n"
     assert spark_train("--check", *settings, "parallel=pp2") == (0, told, "")
     assert not run_dir.exists()
-
-
-def test_check_finds_a_wrong_setting(tmp_path: Path) -> None:
-    """In one process with nothing else, so that all that is said is the line."""
-    model = save_shape(tmp_path / "shape")
-    line = "spark-train: recycle.pairwise_prob=2: must lie in [0, 1]\n"
-    assert spark_train("--check", f"model.path={model}", "recycle.pairwise_prob=2") == (1, "", line)
+    told = "spark-train: seed=1.5 must be a whole number\n"
+    assert spark_train("--check", *settings, "seed=1.5") == (1, "", told)

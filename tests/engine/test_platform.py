@@ -46,9 +46,7 @@ def test_a_patch_is_applied_to_the_versions_that_it_is_for(
 def test_an_unknown_version_is_refused(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "version", lambda package: other)
     monkeypatch.setattr(platform, "_installed", False)
-    with pytest.raises(
-        RuntimeError, match=f"megatron-core {other} is .* patch >=0.16,<0.17 and >=0.19,<0.20 only"
-    ):
+    with pytest.raises(RuntimeError, match=f"megatron-core {other} is .* patch >=0.16,<0.17 and >=0.19,<0.20 only"):
         platform.install()
 
 

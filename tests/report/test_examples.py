@@ -33,8 +33,3 @@ def test_nothing_is_both_best_and_worst() -> None:
 def test_empty_groups_and_null_rewards() -> None:
     assert find_examples([group(1)]) == {}
     assert find_examples([group(1, None)])["solve"].best[0].reward == 0.0
-
-
-def test_a_group_that_was_recorded_twice_counts_once() -> None:
-    found = find_examples([group(1, 1.0, 0.0), group(1, 1.0, 0.0), group(1, 0.5, 0.25)], per_end=2)["solve"]
-    assert [e.reward for e in found.best + found.worst] == [1.0, 0.5, 0.0, 0.25]

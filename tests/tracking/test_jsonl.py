@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spark_megatron.tracking.jsonl import JsonlWriter, jsonable, read_groups, read_jsonl, read_steps
+from spark_megatron.tracking.jsonl import JsonlWriter, cut, jsonable, read_jsonl, read_steps
 
 
 def write(path: Path, *rows: dict[str, object]) -> None:
@@ -82,18 +82,21 @@ def test_a_resumed_run_replaces_the_steps_it_repeats(tmp_path: Path) -> None:
     assert [(row["step"], row["run"]) for row in read_steps(path)] == [(1, "old"), (2, "old"), (3, "new"), (4, "new")]
 
 
-def test_groups_of_repeated_steps_are_replaced(tmp_path: Path) -> None:
-    """Resumed twice, the second time further back; a step that is not reached again keeps nothing of the old ones."""
+@pytest.mark.parametrize(("step", "left"), [(0, []), (1, [1, 1]), (2, [1, 1, 2]), (3, [1, 1, 2]), (4, [1, 1, 2, 4])])
+def test_what_comes_after_a_step_is_cut_off(tmp_path: Path, step: int, left: list[int]) -> None:
     path = tmp_path / "rollouts.jsonl"
-    for run, steps in (("a", (1, 1, 2, 2, 3, 4)), ("b", (3, 3, 4, 5)), ("c", (2, 2, 3))):
-        write(path, *({"step": step, "run": run} for step in steps))
-    found = [(row["step"], row["run"]) for row in read_groups(path)]
-    assert found == [(1, "a"), (1, "a"), (2, "c"), (2, "c"), (3, "c")]
+    cut(path, step)
+    assert not path.exists()
+    write(path, *({"step": s, "text": "é"} for s in (1, 1, 2, 4)))
+    cut(path, step)
+    assert [row["step"] for row in read_jsonl(path)] == left
+    write(path, {"step": step + 1})
+    assert [row["step"] for row in read_jsonl(path)] == [*left, step + 1]
 
 
-def test_groups_of_an_uninterrupted_run_and_of_none(tmp_path: Path) -> None:
-    path = tmp_path / "rollouts.jsonl"
-    path.touch()
-    assert list(read_groups(path)) == []
-    write(path, *({"step": step} for step in (1, 1, 2)))
-    assert [row["step"] for row in read_groups(path)] == [1, 1, 2]
+def test_a_torn_line_is_no_obstacle_to_cutting(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    cut(path, 2)
+    write(path, {"step": 3})
+    assert [row["step"] for row in read_jsonl(path)] == [1, 2, 3]
