@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from spark_megatron.config import Config, ConfigError, nearest, parse, setting_names, shown
+from spark_megatron.config import Config, parse
+from spark_megatron.schema import ConfigError, nearest, setting_names, shown
 from tests.settings import save_shape, typed
 
 
@@ -218,7 +219,7 @@ def test_nearest_names() -> None:
 
 
 def test_all_names_of_settings() -> None:
-    names = list(setting_names())
+    names = list(setting_names(Config))
     assert len(names) == len(set(names))
     assert {"seed", "optim", "optim.lr", "objective.pointwise.mode", "trainer.loop"} <= set(names)
 

@@ -12,8 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from spark_megatron.cli.nodes import check_nodes
-from spark_megatron.config import Config, ConfigError, nearest, parse
+from spark_megatron.config import Config, parse
 from spark_megatron.paths import conf_dir
+from spark_megatron.schema import ConfigError, nearest
 
 
 def compose_config(overrides: list[str]) -> DictConfig:

@@ -17,7 +17,8 @@ from typing import Any, Literal
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
-from spark_megatron.config import ConfigError, Node, convert, nearest, shown
+from spark_megatron.config import Node
+from spark_megatron.schema import ConfigError, convert, nearest, shown
 
 SUPPLIED: Mapping[str, Collection[str]] = {
     "objective.kl_estimator": ("logp", "ref_logp"),

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spark_megatron.config import Config, ConfigError
+from spark_megatron.config import Config
 from spark_megatron.engine import checkpoint_store as store
+from spark_megatron.schema import ConfigError
 from spark_megatron.trainers.state import FOLDER, changes, check_fit
 
 

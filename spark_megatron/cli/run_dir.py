@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from spark_megatron import runtime
-from spark_megatron.config import ConfigError
+from spark_megatron.schema import ConfigError
 from spark_megatron.tracking.jsonl import cut
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_megatron import runtime
-from spark_megatron.config import Config, ConfigError
+from spark_megatron.config import Config
+from spark_megatron.schema import ConfigError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -147,7 +147,7 @@ def load(engine: Engine, path: Path) -> None:
     same_layout = saved["layout"] == _layout(engine)
     with engine.optimizer_state():
         wanted = _tensors(engine, loading=True) | ({"rng": _rng_object(None)} if same_layout else {})
-        loaded = _read(wanted, path)
+        loaded = _read(wanted, path, str(engine.directory))
         _fill(engine.modules, loaded)
         for index, optimizer in _optimizers(engine).items():
             optimizer.load_parameter_state_from_fully_reshardable(loaded["optimizer"][index])
@@ -168,14 +168,14 @@ def load_weights(chunks: Sequence[Decoder], parallel: Parallel, path: Path) -> N
         CheckpointError: a file is missing or damaged, or the checkpoint is of another model.
     """
     _together(lambda: store.verify(path, runtime.rank(), runtime.world_size()), f"loading {path}")
-    _fill(chunks, _read(_models(chunks, parallel), path))
+    _fill(chunks, _read(_models(chunks, parallel), path, "this model"))
 
 
-def _read(wanted: dict[str, Any], path: Path) -> dict[str, Any]:
+def _read(wanted: dict[str, Any], path: Path, model: str) -> dict[str, Any]:
     try:
         loaded: dict[str, Any] = dist_checkpointing.load(wanted, str(path))
     except (CheckpointingException, CheckpointException) as error:
-        raise CheckpointError(f"{path} does not fit the model: {_cause(error)}") from error
+        raise CheckpointError(f"{path} does not fit {model}: {_cause(error)}") from error
     return loaded
 
 
@@ -255,7 +255,7 @@ def _metadata(parallel: Parallel) -> dict[str, Any]:
 def _optimizers(engine: Engine) -> dict[int, Any]:
     """megatron-core's optimizers on this rank: experts have their own, and a rank of frozen weights has none."""
     parts = enumerate(engine.optimizer.chained_optimizers)
-    return {index: part for index, part in parts if not part.is_stub_optimizer}
+    return {index: part for index, part in parts if not part.is_stub_optimizer and part.buffers}
 
 
 def _tensors(engine: Engine, loading: bool) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from spark_megatron import runtime
 from spark_megatron.architecture import Architecture
-from spark_megatron.config import Config, ConfigError, shown
+from spark_megatron.config import Config
+from spark_megatron.schema import ConfigError, shown
 
 if TYPE_CHECKING:
     from spark_megatron.trainers.parts import Parts

@@ -10,7 +10,7 @@ from pathlib import Path
 from spark_megatron import runtime
 from spark_megatron.cli.compose import load
 from spark_megatron.cli.train import begin
-from spark_megatron.config import ConfigError
+from spark_megatron.schema import ConfigError
 from spark_megatron.trainers.run import run
 
 

@@ -6,8 +6,9 @@ from omegaconf import OmegaConf
 
 from spark_megatron.cli.compose import compose_config, groups, load
 from spark_megatron.cli.run_dir import prepare
-from spark_megatron.config import Config, ConfigError
+from spark_megatron.config import Config
 from spark_megatron.paths import conf_dir
+from spark_megatron.schema import ConfigError
 from tests.settings import save_shape
 
 CHOICES = [

@@ -5,7 +5,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from spark_megatron.cli.nodes import check_nodes
-from spark_megatron.config import ConfigError
+from spark_megatron.schema import ConfigError
 from tests.settings import composed
 
 ALGOS = "spark_megatron.algos"

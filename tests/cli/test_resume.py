@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from spark_megatron.cli import resume
 from spark_megatron.cli.launch import launch
-from spark_megatron.config import ConfigError
 from spark_megatron.report.load import load_run
+from spark_megatron.schema import ConfigError
 from spark_megatron.tracking.jsonl import read_jsonl, read_steps
 from tests import distributed
 from tests.cli.runs import WHOLE, children, rows, start

@@ -10,7 +10,7 @@ import pytest
 from spark_megatron.cli import train
 from spark_megatron.cli.compose import groups
 from spark_megatron.cli.run_dir import reserve
-from spark_megatron.config import ConfigError
+from spark_megatron.schema import ConfigError
 from tests.settings import save_shape
 
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,11 @@ import pytest
 from spark_megatron.algos.kl_schedules.adaptive import Adaptive
 from spark_megatron.algos.kl_schedules.base import KLSchedule
 from spark_megatron.algos.kl_schedules.constant import Constant
-from spark_megatron.config import Config, ConfigError
+from spark_megatron.config import Config
 from spark_megatron.data.jsonl import JsonlSource
 from spark_megatron.data.stream import TaskStream
 from spark_megatron.recycle.pool import Pool
+from spark_megatron.schema import ConfigError
 from spark_megatron.trainers.state import RunState, changes, check_fit
 from spark_megatron.types import Task
 from tests.settings import save_shape, typed

@@ -88,8 +88,8 @@ class Placement:
         expected = row.shard_shape(self.parallel.layout.tensor)
         if tuple(parameter.shape) != expected:
             raise RuntimeError(f"{row.mcore} has shape {tuple(parameter.shape)}, the weight table gives it {expected}")
-        # megatron-core marks weights as it initialises them, and this model is never initialised; an unmarked slice
-        # would count as a duplicate and be left out of the gradient norm. Biases are marked.
+        # The oldest supported megatron-core marks weights as it initialises them, which these never are; an unmarked
+        # slice would count as a duplicate and be left out of the gradient norm. Biases are marked.
         if not hasattr(parameter, "tensor_model_parallel"):
             set_tensor_model_parallel_attributes(parameter, row.cut, row.dim, len(row.blocks))
         self.local[row.mcore] = parameter
