@@ -144,12 +144,10 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """``resume`` is "auto", "never" or the directory of a checkpoint."""
-
     every: int
     keep: int
     asynchronous: bool
-    resume: str
+    resume: str  # "auto", "never" or the directory of a checkpoint
 
 
 @dataclass(frozen=True)

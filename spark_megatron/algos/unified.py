@@ -60,7 +60,7 @@ def token_loss(
     kl_coef: float,
     kl_estimator: KLEstimator,
 ) -> tuple[torch.Tensor, Stats]:
-    """Loss (scalar) and summed statistics of one micro-batch; all tensors are [rows, length].
+    """Loss (scalar) and summed statistics of one micro-batch; all tensors are [tokens].
 
     ``loss = sum_t weight_t * (-logp_t if supervised_t else policy_t) + kl_coef * sum_t kl_weight_t * kl_t``
 

@@ -1,5 +1,5 @@
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -21,6 +21,8 @@ from spark_megatron.types import Batch
 
 CLIP = PPOClip(clip_low=0.2, clip_high=0.2)
 NAN = math.nan
+ANYWHERE = torch.zeros(1, dtype=torch.int32)
+"""Where sequences begin. The loss looks at positions one by one; rows of them are easier to read here."""
 
 
 def batch_of(
@@ -39,6 +41,7 @@ def batch_of(
 
     tokens = torch.zeros(len(weight), len(weight[0]), dtype=torch.long)
     return Batch(
+        cu_seqlens=ANYWHERE,
         tokens=tokens,
         labels=tokens,
         weight=tensor(weight, 0),
@@ -193,7 +196,8 @@ def test_a_nan_at_a_trained_position_is_not_hidden() -> None:
 def test_a_batch_without_trained_tokens_gives_a_zero_in_the_graph(shape: tuple[int, int]) -> None:
     zeros = torch.zeros(shape, dtype=torch.float64)
     nans, tokens = torch.full_like(zeros, NAN), zeros.long()
-    batch = Batch(tokens, tokens, zeros, zeros, nans, tokens.bool(), nans, old_logprobs=nans, ref_logprobs=nans)
+    mask = tokens.bool()
+    batch = Batch(ANYWHERE, tokens, tokens, zeros, zeros, nans, mask, nans, old_logprobs=nans, ref_logprobs=nans)
     loss, grad, stats = run(nans, batch, kl_coef=1.0)
     assert loss == 0.0
     assert torch.equal(grad, zeros)
@@ -226,6 +230,7 @@ def random_step(seed: int, rows: int = 6, length: int = 5) -> tuple[torch.Tensor
     weight[:, 0] *= supervised[:, 0]  # Sampled tokens of the first column are held near the reference and no more.
     tokens = torch.zeros(rows, length, dtype=torch.long)
     return logprobs, Batch(
+        cu_seqlens=ANYWHERE,
         tokens=tokens,
         labels=tokens,
         weight=weight,
@@ -239,7 +244,7 @@ def random_step(seed: int, rows: int = 6, length: int = 5) -> tuple[torch.Tensor
 
 
 def rows_of(batch: Batch, rows: list[int]) -> Batch:
-    return Batch(**{f.name: getattr(batch, f.name)[rows] for f in fields(batch)})
+    return Batch(ANYWHERE, **{name: values[rows] for name, values in batch.per_token().items()})
 
 
 @settings(deadline=None)
