@@ -59,12 +59,12 @@ def plan(cfg: Config) -> Start:
 def _go_on(cfg: Config, own: Path) -> Start:
     """From a checkpoint of the run directory itself."""
     state = _read(own)
+    check_fit(state, cfg, own)
     if cfg.checkpoint.resume != "auto" and state["origin"] != str(Path(cfg.checkpoint.resume).absolute()):
         raise ConfigError(
             f"checkpoint.resume={cfg.checkpoint.resume}, but run_dir={cfg.run_dir} has checkpoints of its own: choose "
             f"another run_dir, or go on from {own.name} with checkpoint.resume=auto"
         )
-    check_fit(state, cfg, own)
     if _evaluated(Path(cfg.run_dir)) == state["step"] >= cfg.trainer.total_steps:
         message = (
             f"run_dir={cfg.run_dir} holds a finished run of {state['step']} steps: raise trainer.total_steps to go on "

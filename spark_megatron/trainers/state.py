@@ -97,12 +97,17 @@ def check_fit(state: Mapping[str, Any], cfg: Config, path: Path) -> None:
     """Refuse to go on from ``path`` with what its weights and counters mean nothing to.
 
     Raises:
-        ConfigError: saved in a newer format, by another training loop, or with a model of another shape or precision.
+        ConfigError: saved by no run, in another format, by another training loop, or with a model of another shape or
+            precision.
     """
-    if state.get("format") != FORMAT:
+    if "format" not in state:
         raise ConfigError(
-            f"{path} has the format {state.get('format')}, this program reads {FORMAT}: go on with the version that "
-            f"saved it ({state.get('provenance')})"
+            f"{path} holds a model but no run to go on with: convert it and start from that, model.path=..."
+        )
+    if state["format"] != FORMAT:
+        raise ConfigError(
+            f"{path} has the format {state['format']}, this program reads {FORMAT}: go on with the version that saved "
+            f"it ({state['provenance']})"
         )
     saved, now = state["config"], settings(cfg)
     told = [

@@ -154,6 +154,11 @@ def test_another_format_is_refused(tmp_path: Path, saved: dict[str, Any]) -> Non
     )
 
 
+def test_a_converted_model_is_no_run(tmp_path: Path) -> None:
+    told = "/run/step holds a model but no run to go on with: convert it and start from that, model.path=..."
+    assert refusal({}, settings(tmp_path)) == told
+
+
 def test_everything_else_may_change_and_is_listed(tmp_path: Path, saved: dict[str, Any]) -> None:
     again = json.loads(json.dumps(saved))
     assert changes(again, settings(tmp_path, f"run_dir={tmp_path}/other", "checkpoint.resume=never")) == []
