@@ -1,8 +1,8 @@
 """Log-probabilities and entropies of labels from hidden states, in pieces, without ever holding all logits.
 
 The vocabulary is split over the tensor-parallel ranks and never gathered. Logits exist for one piece of the tokens at a
-time, in the forward pass and, recomputed, in the backward pass, so that the memory for them does not grow with the
-number of tokens. The recomputation costs one more product with the head.
+time, in one buffer, so that the memory for them does not grow with the number of tokens. The backward pass finds those
+of the last piece there; it computes the others again, which costs one more product with the head.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ class _LinearLogProbs(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         # Per token and relative to this rank's largest logit: that logit, the label's, sum of exp(x), sum of x exp(x).
         parts = hidden.new_empty(4, len(labels), dtype=torch.float32)
-        for start, logits in _pieces(hidden, weight[:real], piece):
+        wide, head = _operands(hidden, weight[:real])
+        buffer = wide.new_empty(min(piece, len(labels)), real)
+        for start in range(0, len(labels), piece):
+            tokens = wide[start : start + piece]
+            logits = torch.mm(tokens, head.T, out=buffer[: len(tokens)])
             for rows in _blocks(logits):
                 span = slice(start + rows.start, start + rows.stop)
                 tempered = _tempered(logits[rows], hidden.dtype, temperature)
@@ -61,6 +65,7 @@ class _LinearLogProbs(torch.autograd.Function):
         entropy = log_total - weighted / total
         ctx.save_for_backward(hidden, weight, labels - first, highest + log_total, entropy)
         ctx.real, ctx.temperature, ctx.piece = real, temperature, piece
+        ctx.buffer = buffer if any(ctx.needs_input_grad) else None
         return chosen - log_total, entropy
 
     @staticmethod
@@ -75,8 +80,14 @@ class _LinearLogProbs(torch.autograd.Function):
             grad_weight = weight.main_grad if direct else torch.zeros_like(weight, dtype=torch.float32)
         held = (local >= 0) & (local < ctx.real)
         column, label_grad = local.clamp(0, max(0, ctx.real - 1))[:, None], torch.where(held, grad, 0.0)[:, None]
-        head = weight[: ctx.real].to(product_dtype(weight))
-        for start, logits in _pieces(hidden, head, ctx.piece):
+        wide, head = _operands(hidden, weight[: ctx.real])
+        buffer, ctx.buffer = ctx.buffer, None
+        *others, last = range(0, len(local), ctx.piece)
+        for start in (last, *others):
+            tokens = wide[start : start + ctx.piece]
+            logits = buffer[: len(tokens)]
+            if start != last:
+                torch.mm(tokens, head.T, out=logits)
             for rows in _blocks(logits):
                 span = slice(start + rows.start, start + rows.stop)
                 logp = _tempered(logits[rows], hidden.dtype, ctx.temperature).sub_(log_norm[span, None])
@@ -86,23 +97,17 @@ class _LinearLogProbs(torch.autograd.Function):
                     factor = factor + (logp + entropy[span, None]).mul_(entropy_grad[span, None])
                 slope = logp.exp_().mul_(-factor)
                 logits[rows] = slope.scatter_add_(1, column[span], label_grad[span]) if ctx.real else slope
-            span = slice(start, start + len(logits))
             if grad_hidden is not None:
-                grad_hidden[span] = logits @ head
+                grad_hidden[start : start + ctx.piece] = logits @ head
             if grad_weight is not None:
-                accumulate(grad_weight[: ctx.real], logits.T, hidden[span])
+                accumulate(grad_weight[: ctx.real], logits.T, tokens)
         if grad_weight is not None:
             grad_weight = None if direct else grad_weight.to(weight.dtype)
         return grad_hidden, grad_weight, *[None] * 6
 
 
-def _pieces(hidden: Tensor, head: Tensor, piece: int) -> Iterator[tuple[int, Tensor]]:
-    """The products with the head, ``piece`` tokens at a time: (first token, [tokens, columns]), all in one buffer."""
-    hidden, head = hidden.to(product_dtype(hidden)), head.to(product_dtype(head))
-    buffer = hidden.new_empty(min(piece, len(hidden)), len(head))
-    for start in range(0, len(hidden), piece):
-        rows = hidden[start : start + piece]
-        yield start, torch.mm(rows, head.T, out=buffer[: len(rows)])
+def _operands(hidden: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+    return hidden.to(product_dtype(hidden)), head.to(product_dtype(head))
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
@@ -113,8 +118,8 @@ def _blocks(logits: Tensor) -> Iterator[slice]:
 
 def _tempered(logits: Tensor, dtype: torch.dtype, temperature: float) -> Tensor:
     """fp32, rounded to ``dtype`` before the division, as the sampler does it. That is in fp32: 8 bits would cost 0.05
-    nats. May overwrite ``logits``."""
-    return logits.to(dtype).float().div_(temperature)
+    nats. A tensor of its own."""
+    return logits.to(dtype).float() / temperature
 
 
 def _partial_sums(logits: Tensor, local: Tensor) -> Tensor:

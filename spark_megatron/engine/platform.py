@@ -121,6 +121,19 @@ def _reduce_scatter(output: torch.Tensor, tensors: list[torch.Tensor], group: di
     output.copy_(received.sum(0))
 
 
+def _unless_alone(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """The collective, except in a group of one rank: there gloo copies gradients or parameters back and forth."""
+
+    def call(output: torch.Tensor, tensor: torch.Tensor, *, group: dist.ProcessGroup, **options: Any) -> Any:
+        if group.size() > 1:
+            return collective(output, tensor, group=group, **options)
+        if output.data_ptr() != tensor.data_ptr():
+            output.copy_(tensor)
+        return None
+
+    return call
+
+
 class _DistributedOnGloo:
     """Stands in for ``torch.distributed``: the same, but with collectives of tensors that differ in size."""
 
@@ -187,6 +200,16 @@ def _module(name: str, reason: str) -> Patch:
 PATCHES: tuple[Patch, ...] = (
     _module("dist_checkpointing.strategies.async_utils", "counts the writers at work on current_device()"),
     _module("distributed.param_and_grad_buffer", "allocates the gradient buffer on current_device()"),
+    Patch(
+        "megatron.core.distributed.param_and_grad_buffer:dist_reduce_scatter_func",
+        _unless_alone(dist.reduce_scatter_tensor),
+        "reduces all gradients over a single data rank, too",
+    ),
+    Patch(
+        "megatron.core.distributed.param_and_grad_buffer:dist_all_gather_func",
+        _unless_alone(dist.all_gather_into_tensor),
+        "gathers all parameters from a single data rank, too",
+    ),
     _module("models.common.embeddings.rotary_pos_embedding", "moves inv_freq to current_device() at first use"),
     _module("optimizer.clip_grads", 'makes the norm\'s tensors with device="cuda"'),
     _module("optimizer.distrib_optimizer", "makes its buffers on current_device()"),

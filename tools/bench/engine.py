@@ -60,7 +60,7 @@ DESCRIPTIONS = {
 
 
 def model_flops(hf: Any, lengths: Sequence[int]) -> float:
-    """FLOPs of forward and backward over sequences of the given lengths.
+    """FLOPs of forward and backward of a dense model over sequences of the given lengths.
 
     A weight of a matrix costs 2 FLOPs per token forwards and 4 backwards. Causal attention of a sequence of n tokens is
     two products of [n, head_dim] and half an [n, n] for each query head: 2 * n^2 * head_dim forwards, twice that
