@@ -4,6 +4,7 @@ Tolerances: both sides round differently in fp32 (order of summation, softmax ov
 few 1e-6 relative; a wrong factor, a lost slice or a missing reduction shows as 1e-2 and more.
 """
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -135,7 +136,7 @@ def test_a_gradient_that_is_not_finite_skips_the_update(single: Answers) -> None
     """Nothing moves, it is counted, and the next good update is bit by bit the one that would have come first."""
     answer = single[0]["once"]["nan"]
     assert [stats["skipped"] for stats in answer["stats"]] == [1, 1]
-    assert not any(map(torch.tensor, [torch.isfinite(torch.tensor(s["grad_norm"])) for s in answer["stats"]]))
+    assert not any(math.isfinite(stats["grad_norm"]) for stats in answer["stats"])
     assert answer["untouched"]
     assert (answer["version"], answer["counted"]) == (0, 2)
     assert answer["goes_on"]
