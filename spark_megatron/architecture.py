@@ -121,10 +121,17 @@ class Architecture:
         """Rows of embedding and head: the vocabulary, rounded up so that every tensor-parallel rank has as many."""
         return -(-self.vocab // tensor) * tensor
 
+    def ends_count(self, layout: Layout) -> bool:
+        """Whether embedding and head each take the place of a layer in the pipeline: where the layers do not divide
+        over the stages, and two more would (the 126 layers of Llama-3.1-405B on 16 stages)."""
+        stages = layout.pipeline * layout.virtual
+        return self.layers % stages != 0 and (self.layers + 2) % stages == 0 and self.layers + 2 >= 2 * stages
+
     def check(self, layout: Layout) -> None:
         """ValueError names the setting and the size of the model that do not fit."""
         tensor, expert = layout.tensor, layout.expert
-        _divides("parallel.pipeline * parallel.virtual", layout.pipeline * layout.virtual, "layers", self.layers)
+        if not self.ends_count(layout):
+            _divides("parallel.pipeline * parallel.virtual", layout.pipeline * layout.virtual, "layers", self.layers)
         _divides("parallel.tensor", tensor, "attention heads", self.heads)
         if self.groups % tensor and tensor % self.groups:
             raise ValueError(

@@ -68,6 +68,8 @@ class RolloutConfig:
     max_logprob_error: float
     probe_prompts: int
     probe_tokens: int
+    probe_every: int
+    compare_every: int
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class KindConfig:
 class ObjectiveConfig:
     update: Literal["alternating", "joint"]
     updates_per_period: int
+    max_staleness: int
     pointwise: KindConfig
     pairwise: KindConfig
     reflection: KindConfig
@@ -138,6 +141,7 @@ class TrackingConfig:
 @dataclass(frozen=True)
 class EngineConfig:
     bucket_mb: float
+    release: tuple[Literal["optimizer", "gradients", "parameters"], ...]
     logits_mb: float
     timeout_s: float
 
@@ -168,6 +172,7 @@ class Config:
     checkpoint: CheckpointConfig
     advantage: Node
     policy_loss: Node
+    correction: Node
     kl_schedule: Node
     weight_schedule: Node
     recycle: Node
@@ -196,13 +201,14 @@ _POSITIVE = (
     "parallel.ranks", "parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.expert", "parallel.virtual",
     "trainer.total_steps", "trainer.tasks_per_step",
     "trainer.max_tokens_per_microbatch", "rollout.temperature", "rollout.max_new_tokens", "rollout.max_logprob_error",
-    "rollout.probe_prompts", "rollout.probe_tokens", "objective.updates_per_period", "optim.lr", "optim.eps",
+    "rollout.probe_prompts", "rollout.probe_tokens", "rollout.probe_every", "objective.updates_per_period",
+    "optim.lr", "optim.eps",
     "optim.clip_grad", "eval.items", "eval.max_new_tokens", "engine.bucket_mb", "engine.logits_mb",
     "engine.timeout_s", "checkpoint.keep",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "trainer.eval_every", "optim.min_lr", "optim.warmup_updates", "optim.wsd_updates", "optim.weight_decay",
-    "eval.rounds", "tracking.record_groups", "checkpoint.every",
+    "eval.rounds", "tracking.record_groups", "checkpoint.every", "objective.max_staleness", "rollout.compare_every",
 )  # fmt: skip
 
 

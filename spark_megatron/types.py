@@ -60,6 +60,8 @@ class Rollout:
     text: str
     finish: Literal["stop", "length"]
     weight_version: int
+    cached_tokens: int = 0
+    """Tokens of the prompt whose keys and values the sampler took from an earlier request."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ class Batch:
     """Bool: positions whose loss is cross-entropy rather than the policy loss."""
     rollout_logprobs: torch.Tensor
     """The sampler's log-probs (NaN where there is none)."""
+    weight_version: torch.Tensor
+    """Int: the version of the weights that sampled the label (-1 where none did)."""
     old_logprobs: torch.Tensor | None = None
     """The trainer's own log-probs before the first update of the period."""
     ref_logprobs: torch.Tensor | None = None

@@ -66,6 +66,7 @@ def test_the_vocabulary_is_padded_once_and_only_to_the_ranks(vocab: int, tensor:
         (DENSE, {"tensor": 2}),
         (DENSE | {"num_key_value_heads": 2}, {"tensor": 4}),
         (DENSE | {"num_key_value_heads": 1}, {"tensor": 4}),
+        (DENSE, {"pipeline": 7}),  # embedding and head count as layers: 14
         (SPARSE, {"expert": 8, "pipeline": 12}),
         (SPARSE, {"expert": 2, "tensor": 4, "sequence": True}),
         # No layer is dense: the width of dense layers does not matter.

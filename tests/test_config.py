@@ -49,7 +49,7 @@ def test_an_added_name_that_does_not_exist(tmp_path: Path, override: str, messag
 
 
 def test_a_name_like_no_other_gets_the_names_beside_it(tmp_path: Path) -> None:
-    start = "new.key=1: there is no setting new.key; valid are advantage, checkpoint, data, demonstrations, "
+    start = "new.key=1: there is no setting new.key; valid are advantage, checkpoint, correction, data, "
     assert refusal(tmp_path, "+new.key=1").startswith(start)
     message = refusal(tmp_path, "+model.qqqqqqqqqqqq=1")
     assert message == (
@@ -113,6 +113,9 @@ OUT_OF_RANGE = {
     "optim.decay_updates=0": "optim.decay_updates=0 must be greater than 0, or null",
     "trainer.eval_every=-1": "trainer.eval_every=-1 must be a finite number, 0 or more",
     "checkpoint.every=-1": "checkpoint.every=-1 must be a finite number, 0 or more",
+    "objective.max_staleness=-1": "objective.max_staleness=-1 must be a finite number, 0 or more",
+    "rollout.temperature=0": "rollout.temperature=0.0 must be greater than 0",
+    "rollout.temperature=-0.5": "rollout.temperature=-0.5 must be a finite number, 0 or more",
     "checkpoint.keep=0": "checkpoint.keep=0 must be greater than 0",
 }
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "spark_megatron"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"types", "schema", "config", "runtime", "paths", "architecture"}
+BASE = {"types", "schema", "config", "runtime", "paths", "architecture", "slices"}
 SIDE_BY_SIDE = {"data", "algos", "recycle", "rewards", "tracking"}
 LAYERS = [BASE, SIDE_BY_SIDE, {"engine", "rollout"}, {"hybrid", "eval", "report"}, {"trainers"}, {"cli"}]
 """From the bottom to the top. A package may import those of lower layers, and none of its own layer ..."""

@@ -56,6 +56,7 @@ def _rope(**settings: Any) -> dict[str, Any]:
 
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**_SHAPE, tie_word_embeddings=False),
+    "llama_deep": LlamaConfig(**{**_SHAPE, "num_hidden_layers": 6}, tie_word_embeddings=False),
     "llama3": LlamaConfig(
         **_rope(rope_type="llama3", low_freq_factor=1.0, high_freq_factor=4.0), tie_word_embeddings=False
     ),

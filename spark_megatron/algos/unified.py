@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
+from spark_megatron.algos import mismatch
 from spark_megatron.algos.kl import KLEstimator
 from spark_megatron.algos.policy_loss import PolicyLoss, TokenLoss
 from spark_megatron.types import Batch, Component, Metrics
@@ -24,7 +25,6 @@ COUNT_OF: Mapping[str, str] = {
     "policy_loss": "policy_tokens",
     "ratio": "policy_tokens",
     "clipped": "policy_tokens",
-    "mismatch": "sampled_tokens",
     "cross_entropy": "supervised_tokens",
     "kl": "kl_tokens",
 }
@@ -68,10 +68,10 @@ def token_loss(
     ``batch.old_logprobs`` the step is taken to be the first since sampling, with a ratio of 1. Values at positions
     without weight may be anything, NaN included; a NaN at a trained position makes the loss NaN.
 
-    Statistics: "loss" (already weighted: add, do not divide), "tokens", "policy_tokens", "supervised_tokens",
-    "sampled_tokens", the sums named in ``COUNT_OF``, and "max_mismatch". "mismatch" is the distance in nats between
-    the log-probabilities of trainer and sampler at the weights that sampled. "kl" and "kl_tokens" are there if the
-    batch has reference log-probabilities.
+    Statistics: "loss" (already weighted: add, do not divide), "tokens", "policy_tokens", "supervised_tokens", the sums
+    named in ``COUNT_OF``, and those of :func:`mismatch.sums`, which compares the sampler with the trainer before the
+    first update: later ones also differ by what was learned. "kl" and "kl_tokens" are there if the batch has reference
+    log-probabilities.
 
     ValueError for tensors that do not fit, and for a KL coefficient without reference log-probabilities.
     """
@@ -88,7 +88,7 @@ def token_loss(
         "supervised_tokens": _count(supervised),
         "cross_entropy": _total(supervised, -logprobs),
         **_policy_stats(policy, terms),
-        **_mismatch_stats(policy, old, batch.rollout_logprobs),
+        **mismatch.sums(policy, old, batch.rollout_logprobs, batch.weight_version),
     }
     if batch.ref_logprobs is not None:
         near = batch.kl_weight != 0
@@ -130,18 +130,6 @@ def _policy_stats(policy: torch.Tensor, terms: TokenLoss) -> Stats:
     }
 
 
-def _mismatch_stats(policy: torch.Tensor, old: torch.Tensor, rollout_logprobs: torch.Tensor) -> Stats:
-    """Compares the log-probabilities before the first update: later ones also differ by what was learned."""
-    sampled = policy & ~rollout_logprobs.isnan()
-    distance = _inside(sampled, (old.detach() - rollout_logprobs).abs())
-    return {
-        "sampled_tokens": _count(sampled),
-        "mismatch": _total(sampled, distance),
-        # The leading zero is the maximum of a micro-batch without any position.
-        "max_mismatch": torch.cat([distance.new_zeros(1), distance.flatten()]).max().double(),
-    }
-
-
 def _check(logprobs: torch.Tensor, entropy: torch.Tensor, batch: Batch, kl_coef: float) -> None:
     given = {
         "entropy": entropy,
@@ -150,6 +138,7 @@ def _check(logprobs: torch.Tensor, entropy: torch.Tensor, batch: Batch, kl_coef:
         "advantage": batch.advantage,
         "supervised": batch.supervised,
         "rollout_logprobs": batch.rollout_logprobs,
+        "weight_version": batch.weight_version,
         "old_logprobs": batch.old_logprobs,
         "ref_logprobs": batch.ref_logprobs,
     }

@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from spark_megatron.cli.nodes import check_nodes
 from spark_megatron.config import Config, parse
 from spark_megatron.paths import conf_dir
+from spark_megatron.rollout.fit import check_backend
 from spark_megatron.schema import ConfigError, nearest
 
 
@@ -38,6 +39,7 @@ def load(overrides: list[str]) -> tuple[DictConfig, Config]:
     config = parse(composed)
     values: Any = OmegaConf.to_container(composed, resolve=True)
     check_nodes(values)
+    check_backend(config)
     return composed, config
 
 

@@ -9,6 +9,7 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
+from spark_megatron import runtime
 from spark_megatron.cli import resume
 from spark_megatron.cli.compose import load
 from spark_megatron.cli.run_dir import reserve
@@ -58,9 +59,9 @@ def _start_ranks(arguments: list[str], ranks: int) -> int:
         elastic_launch(settings, sys.executable)("-m", "spark_megatron.cli.train", *arguments)
     except ChildFailedError as error:
         # torch dates a killed rank by when it noticed that, which may be after the errors that this caused in others.
-        rank, first = min(
-            error.failures.items(), key=lambda failure: (failure[1].exitcode != -signal.SIGKILL, failure[1].timestamp)
-        )
+        # A rank that its deadline ended kept the others waiting, who may have given up in the same second.
+        causes = (-signal.SIGKILL, runtime.HUNG)
+        rank, first = min(error.failures.items(), key=lambda f: (f[1].exitcode not in causes, f[1].timestamp))
         message = first.message["message"] if isinstance(first.message, dict) else first.message
         print(f"spark-train: rank {rank} failed first (exit code {first.exitcode}): {message}", file=sys.stderr)
         return 1

@@ -31,8 +31,8 @@ UNIMPORTED = "spark_megatron.trainers."
 """Modules that need all of megatron-core, too slow to import for a check: their source is read instead."""
 
 BUILT = (
-    "data.source", "objective.kl_estimator", "advantage", "policy_loss", "kl_schedule", "weight_schedule", "recycle",
-    "demonstrations", "verifiers",
+    "data.source", "objective.kl_estimator", "advantage", "policy_loss", "correction", "kl_schedule", "weight_schedule",
+    "recycle", "demonstrations", "verifiers",
 )  # fmt: skip
 """Nodes that are cheap to build, so that their own checks can speak before anything is started."""
 

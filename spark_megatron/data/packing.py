@@ -45,10 +45,9 @@ def partition(lengths: Sequence[int], max_tokens: int, ranks: int) -> Plan:
     """
     if max_tokens < 1 or ranks < 1:
         raise ValueError(f"max_tokens={max_tokens} and ranks={ranks} must be at least 1")
-    longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     count = max(1, -(-sum(lengths) // (max_tokens * ranks)))
     while True:
-        parts = _deal(longest_first, lengths, count * ranks)
+        parts = deal(lengths, count * ranks)
         if all(len(part) == 1 or sum(lengths[row] for row in part) <= max_tokens for part in parts):
             # The fullest micro-batches come first, so that all ranks run equally full ones at the same time.
             parts.sort(key=lambda part: -sum(lengths[row] for row in part))
@@ -56,13 +55,14 @@ def partition(lengths: Sequence[int], max_tokens: int, ranks: int) -> Plan:
         count += 1
 
 
-def _deal(rows: Sequence[int], lengths: Sequence[int], parts: int) -> list[list[int]]:
+def deal(costs: Sequence[float], parts: int) -> list[list[int]]:
+    """The indices of ``costs`` in ``parts`` parts of nearly equal sums: the costliest first, each to the least full."""
     dealt: list[list[int]] = [[] for _ in range(parts)]
-    fill = [(0, part) for part in range(parts)]
-    for row in rows:
-        tokens, part = heapq.heappop(fill)
+    fill = [(0.0, part) for part in range(parts)]
+    for row in sorted(range(len(costs)), key=lambda row: -costs[row]):
+        cost, part = heapq.heappop(fill)
         dealt[part].append(row)
-        heapq.heappush(fill, (tokens + lengths[row], part))
+        heapq.heappush(fill, (cost + costs[row], part))
     return dealt
 
 
@@ -113,6 +113,7 @@ def _write(batch: Batch, start: int, sample: Sample, weight: float, kl_weight: f
     batch.kl_weight[trained] = kl_weight
     batch.advantage[trained] = sample.advantage
     batch.rollout_logprobs[trained] = torch.tensor(sample.rollout_logprobs)
+    batch.weight_version[trained] = sample.weight_version
 
 
 def _empty(lengths: Sequence[int]) -> Batch:
@@ -127,4 +128,5 @@ def _empty(lengths: Sequence[int]) -> Batch:
         advantage=torch.zeros(tokens),
         supervised=torch.zeros(tokens, dtype=torch.bool),
         rollout_logprobs=torch.full((tokens,), float("nan")),
+        weight_version=torch.full((tokens,), -1),
     )

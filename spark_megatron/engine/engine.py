@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ from spark_megatron.engine import optim, platform, schedule
 from spark_megatron.engine.local import Local, place
 from spark_megatron.engine.logprobs import linear_logprobs
 from spark_megatron.engine.modules import Decoder
-from spark_megatron.engine.offload import HostState
+from spark_megatron.engine.offload import Away, optimizer_state
 from spark_megatron.engine.parallel import Parallel
 from spark_megatron.engine.weights.placement import Placement
 from spark_megatron.engine.weights.stream import Bucket, export_hf, load_hf, save_hf
@@ -33,6 +34,9 @@ from spark_megatron.types import Batch
 
 Loss = Callable[[Tensor, Tensor, Batch], tuple[Tensor, dict[str, Tensor]]]
 """(log-probs, entropies, micro-batch), all [tokens] -> (scalar to minimise, detached sums to report)."""
+
+Memory = Literal["optimizer", "gradients", "parameters"]
+"""The parts of the training state, in the order in which they are best released."""
 
 Snapshot = dict[str, Tensor]
 """A copy of this rank's parameters, by chunk and megatron-core name."""
@@ -70,7 +74,12 @@ class Engine:
         self.chunks = optim.data_parallel(modules)
         self.optimizer = optim.optimizer(self.chunks, settings, dtype)
         self.lr_schedule = optim.lr_schedule(self.optimizer, settings)
-        self._host_state = HostState(self.optimizer, list(self._parameters().values())) if settings.offload else None
+        parameters = list(self._parameters().values())
+        self._memory: dict[Memory, Away] = {
+            "optimizer": Away(lambda: optimizer_state(self.optimizer, parameters), keep=True),
+            "gradients": Away(self._gradients, keep=False),
+            "parameters": Away(lambda: parameters, keep=True),
+        }
         self.weight_version = 0
         self.skipped_updates = 0
         """Updates whose gradient was not finite, since the start of the run."""
@@ -146,7 +155,7 @@ class Engine:
 
     def optimizer_state(self) -> contextlib.AbstractContextManager[None]:
         """The optimizer's state on the device: hold this wherever it is read or written."""
-        return contextlib.nullcontext() if self._host_state is None else self._host_state.present()
+        return self._memory["optimizer"].present() if self.settings.offload else contextlib.nullcontext()
 
     def accumulate(self, batches: Sequence[Batch], loss: Loss, temperature: float) -> dict[str, float]:
         """Fill the gradient buffers with the gradient of the loss over all ranks; the statistics of ``update``."""
@@ -162,6 +171,25 @@ class Engine:
         one_per_data_rank = [] if self.parallel.tensor_rank else stats
         sums = combine({key: float(value) for key, value in s.items()} for s in one_per_data_rank)
         return combine(gather(sums))
+
+    def release(self, what: Memory) -> int:
+        """Give back the device memory of a part of the training state until ``restore``; the number of bytes freed.
+
+        Without a GPU the host is the device: gradients are dropped, there is nowhere else to keep the rest.
+        """
+        if what != "gradients" and platform.device().type == "cpu":
+            return 0
+        return self._memory[what].send()
+
+    def restore(self) -> None:
+        """Everything that was released is back, but for the values of gradients."""
+        for what, memory in self._memory.items():
+            if not (what == "optimizer" and self.settings.offload):
+                memory.fetch()
+
+    def _gradients(self) -> list[Tensor]:
+        buffers = [b for chunk in self.chunks for b in (*chunk.buffers, *chunk.expert_parallel_buffers)]
+        return [buffer.grad_data for buffer in buffers]
 
     @property
     def modules(self) -> list[Decoder]:

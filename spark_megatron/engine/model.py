@@ -74,6 +74,8 @@ def transformer_config(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
         virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+        account_for_embedding_in_pipeline_split=model.ends_count(layout),
+        account_for_loss_in_pipeline_split=model.ends_count(layout),
         context_parallel_size=layout.context,
         expert_model_parallel_size=layout.expert,
         sequence_parallel=layout.sequence,

@@ -54,8 +54,8 @@ def freeze(placement: Placement, patterns: Sequence[str]) -> None:
                     "parameter: freeze all of them or none"
                 )
             matched = matched or bool(hits)
-            if hits and row.mcore in placement.local:
-                placement.local[row.mcore].requires_grad_(False)
+            if hits and row.full_name in placement.local:
+                placement.local[row.full_name].requires_grad_(False)
         if not matched:
             raise ValueError(f"optim.frozen: {pattern} matches no tensor; names are like {placement.rows[1].hf[0]}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from spark_megatron.data.distractors import near_miss
@@ -15,10 +15,10 @@ from spark_megatron.recycle.pointwise import pointwise_task
 from spark_megatron.recycle.reflection import reflection_task
 from spark_megatron.recycle.templates import Bank
 from spark_megatron.tracking.intervals import wilson
-from spark_megatron.types import EvalResult, Group, Task
+from spark_megatron.types import EvalResult, Group, Rollout, Task, Verdict
 
 Sample = Callable[[Sequence[Task]], list[Group]]
-"""Samples and checks one greedy response per task."""
+"""Samples and checks one greedy response per task; none where the prompt leaves no room for one."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,15 @@ class Suite:
 
     def run(self, sample: Sample) -> EvalResult:
         """Evaluate greedily; intervals are 95 % Wilson intervals, a pair of orders counting as one observation."""
-        solved = sample(self.solve)
-        judged = sample(self.judge_one)
-        paired = sample(self.judge_pair)
+
+        def ask(tasks: Sequence[Task]) -> list[Group]:
+            return [group if group.rollouts else _cut_off(group) for group in sample(tasks)]
+
+        solved = ask(self.solve)
+        judged = ask(self.judge_one)
+        paired = ask(self.judge_pair)
         n = len(self.solve)
-        reflected, flips = self._reflect(solved, sample)
+        reflected, flips = self._reflect(solved, ask)
         statuses = Counter(f"{g.task.kind}/{g.verdicts[0].status}" for g in [*solved, *judged, *paired])
         return EvalResult(
             solve=wilson(_right(solved), n),
@@ -101,6 +105,11 @@ class Suite:
         return pointwise_task(
             group.task, accepted, part=self.bank.judge_one, view="answer", verifier=self.judge_verifier, rng=rng
         )
+
+
+def _cut_off(group: Group) -> Group:
+    """The group with a response that ends before its first token: wrong, since nobody may skip an item."""
+    return replace(group, rollouts=(Rollout((), (), "", "length", -1),), verdicts=(Verdict("truncated"),))
 
 
 def _shown(group: Group) -> Candidate:

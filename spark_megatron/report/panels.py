@@ -45,6 +45,17 @@ def panels_for(run: Run) -> list[Panel]:
         ),
         _lines(
             run,
+            "Sampled tokens to the trainer",
+            "Their effective share as weighted samples, and the share that is far off or rejected.",
+            [
+                ("mismatch/effective_share", "effective", "blue"),
+                ("mismatch/outside_share", "far off", "red"),
+                ("mismatch/rejected_share", "rejected", "violet"),
+            ],
+            unit=True,
+        ),
+        _lines(
+            run,
             "Groups",
             "Share of flat groups (no signal) and of distinct responses.",
             [("groups/flat_share", "flat", "red"), ("groups/distinct_share", "distinct", "blue")],

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor
 
+from spark_megatron.architecture import Architecture
 from spark_megatron.rollout.base import Request
-from spark_megatron.runtime import rng_preserved
+from spark_megatron.rollout.vllm_rows import vllm_rows
+from spark_megatron.runtime import alive, rng_preserved
+from spark_megatron.slices import Row
 from spark_megatron.types import Rollout
 
 
@@ -22,6 +27,28 @@ def _unique_distributed_args(_executor: Any) -> tuple[str, int, int]:
     """
     job = f"{os.environ['MASTER_PORT']}-{os.environ.get('TORCHELASTIC_RUN_ID', 'job')}".replace("/", "-")
     return f"env://{job}", int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+
+
+@contextlib.contextmanager
+def _memory_named(kv_cache_mb: int, max_model_len: int) -> Iterator[None]:
+    """Put the settings' names before what vLLM says when it runs out of memory at its start."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        if "memory" not in str(error).lower():
+            raise
+        raise RuntimeError(
+            f"rollout.backend.kv_cache_mb={kv_cache_mb} with rollout.backend.max_model_len={max_model_len}: vLLM does "
+            f"not start with this memory, change one of them: {error}"
+        ) from error
+
+
+def _receiver(worker: Any) -> Any:
+    return worker.weight_transfer_engine
+
+
+def _index(output: Any) -> int:
+    return int(output.index)
 
 
 class VLLMSampler:
@@ -41,6 +68,8 @@ class VLLMSampler:
         max_batched_tokens: tokens in one batch (raised to ``max_model_len`` where that is longer).
         kv_cache_mb: memory for keys and values.
         prefix_cache: reuse the keys and values of common prompt beginnings.
+        sleep_level: what vLLM gives back while the trainer works. 0: nothing; 1: its weights go to host memory and the
+            keys and values are dropped; 2: both are dropped. Without a GPU it only stops and forgets its cache.
     """
 
     has_model = True
@@ -58,15 +87,17 @@ class VLLMSampler:
         max_batched_tokens: int,
         kv_cache_mb: int,
         prefix_cache: bool,
+        sleep_level: Literal[0, 1, 2],
     ) -> None:
         from vllm import LLM
+        from vllm.platforms import current_platform
         from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
         from spark_megatron.rollout import weight_transfer
 
         weight_transfer.register()
         ExecutorWithExternalLauncher._distributed_args = _unique_distributed_args
-        with rng_preserved():
+        with rng_preserved(), _memory_named(kv_cache_mb, max_model_len):
             self.llm = LLM(
                 model=model,
                 dtype={"fp32": "float32", "bf16": "bfloat16"}[dtype],
@@ -85,9 +116,14 @@ class VLLMSampler:
                 enable_chunked_prefill=False,
                 max_num_batched_tokens=max(max_batched_tokens, max_model_len),
                 weight_transfer_config={"backend": weight_transfer.BACKEND},
+                enable_sleep_mode=sleep_level > 0 and current_platform.is_cuda_alike(),
             )
             self.llm.init_weight_transfer_engine({"init_info": {}})
-        self.tokenizer, self.stop_tokens = tokenizer, list(stop_tokens)
+        # The worker shares this process: its receiving end can be spoken to without a remote call for each module.
+        [self._receiver] = self.llm.collective_rpc(_receiver)
+        self.tokenizer, self.stop_tokens, self.max_model_len = tokenizer, list(stop_tokens), max_model_len
+        self.sleep_level, self.tensor_parallel = sleep_level, tensor_parallel
+        self.cache_block = self.llm.llm_engine.vllm_config.cache_config.block_size if prefix_cache else 0
         self.weight_version = -1
         self.replica = dist.get_rank() // tensor_parallel
         self.replicas = dist.get_world_size() // tensor_parallel
@@ -113,10 +149,18 @@ class VLLMSampler:
         ]
         prompts = [{"prompt_token_ids": list(r.prompt)} for r in requests]
         with rng_preserved():
-            outputs = self.llm.generate(prompts, params, use_tqdm=False)
-        return [tuple(self._rollout(o) for o in sorted(out.outputs, key=lambda o: o.index)) for out in outputs]
+            self.llm.enqueue(prompts, params, use_tqdm=False)
+            outputs = sorted(self._finished(), key=lambda output: int(output.request_id))
+        return [tuple(self._rollout(o, request) for o in sorted(request.outputs, key=_index)) for request in outputs]
 
-    def _rollout(self, output: Any) -> Rollout:
+    def _finished(self) -> Iterator[Any]:
+        """The requests' outputs as they end. Unlike vLLM's own loop, this one says after each step that it lives."""
+        engine = self.llm.llm_engine
+        while engine.has_unfinished_requests():
+            yield from (output for output in engine.step() if output.finished)
+            alive()
+
+    def _rollout(self, output: Any, request: Any) -> Rollout:
         tokens = tuple(output.token_ids)
         return Rollout(
             tokens=tokens,
@@ -124,13 +168,17 @@ class VLLMSampler:
             text=self.tokenizer.decode(tokens, skip_special_tokens=True),
             finish="length" if output.finish_reason == "length" else "stop",
             weight_version=self.weight_version,
+            cached_tokens=request.num_cached_tokens or 0,
         )
+
+    def rows(self, model: Architecture) -> list[Row]:
+        return vllm_rows(model)
 
     def start_update(self) -> None:
         self.llm.start_weight_update()
 
-    def load(self, bucket: list[tuple[str, Tensor]]) -> None:
-        self.llm.update_weights({"update_info": {"bucket": bucket}})
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self._receiver.receive(tensors)
 
     def finish_update(self, version: int) -> None:
         """End the update; cached keys and values of the old weights are dropped."""
@@ -138,6 +186,24 @@ class VLLMSampler:
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM could not drop its prefix cache after a weight update: requests are still running")
         self.weight_version = version
+
+    def differing(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See ``readback``: what the kernels compute with is compared, in whatever form they keep it."""
+        from spark_megatron.rollout import readback
+
+        [found] = self.llm.apply_model(partial(readback.differing, shards=tensors))
+        return found
+
+    def sleep(self) -> None:
+        """Give back the memory that ``sleep_level`` names."""
+        if self.sleep_level:
+            self.llm.sleep(self.sleep_level)
+        if self.sleep_level == 2:
+            self.weight_version = -1
+
+    def wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        if self.sleep_level:
+            self.llm.wake_up(tags=[what])
 
     def close(self) -> None:
         """Leave vLLM's process groups; call it before the job's own group is destroyed (which vLLM's way would do)."""

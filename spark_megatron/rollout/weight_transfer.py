@@ -1,21 +1,29 @@
 """vLLM's weight-transfer interface for a trainer that lives in the same process.
 
-Tensors are passed by reference; vLLM narrows each to its own slice and re-packs the layer (its layerwise reload). On a
-CPU two things are not refreshed by that reload and are repaired here:
+A module's parameters arrive as this worker's own shards, fused and ordered as vLLM's loaders would fill them. They take
+the place of its parameters for a moment, vLLM processes them as after any load (packing, quantisation, ...), and the
+result is copied into the memory that its kernels know: what vLLM's layerwise reload does, without buffers and copies on
+the way. Three things need care on a CPU:
 
-- a tied LM head keeps the packed copy of its old weights (only the embedding is packed anew);
+- a tied LM head keeps the packed copy of its old weights unless it is packed anew;
+- an embedding would be packed too, although nothing ever multiplies with it;
 - unquantised experts keep their old kernel, because they are packed at the first load only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
 
 BACKEND = "spark_in_process"
@@ -28,13 +36,13 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """One bucket of full, unsharded tensors under their HF names."""
+    """All parameters of one or several modules: this worker's shards by vLLM's names."""
 
-    bucket: list[tuple[str, Tensor]] = field(default_factory=list)
+    shards: dict[str, Tensor] = field(default_factory=dict)
 
 
 class InProcessEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Loads buckets into the running model between ``start_weight_update`` and ``finish_weight_update``."""
+    """Installs shards in the running model between ``start_weight_update`` and ``finish_weight_update``."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
@@ -45,18 +53,77 @@ class InProcessEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def start_weight_update(self) -> None:
         if current_platform.is_cpu():
             forget_expert_kernels(self.model)
-        initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        self.model.load_weights(update_info.bucket)
+        self.receive(update_info.shards)
+
+    def receive(self, shards: Mapping[str, Tensor]) -> None:
+        """All parameters of one or several modules: this worker's shards by vLLM's names."""
+        for module, given in by_module(shards).items():
+            install(self.model.get_submodule(module), given)
 
     def finish_weight_update(self) -> None:
-        finalize_layerwise_reload(self.model, self.model_config)
         if current_platform.is_cpu():
             repack_tied_head(self.model)
 
     def shutdown(self) -> None:
         """Nothing to release."""
+
+
+def by_module(shards: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Parameters by the name of their module, and by their name in it."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, shard in shards.items():
+        module, _, parameter = name.rpartition(".")
+        found.setdefault(module, {})[parameter] = shard
+    return found
+
+
+@torch.no_grad()
+def install(module: Any, shards: Mapping[str, Tensor]) -> None:
+    """Give ``module`` new values of all its parameters, in the form in which vLLM's loaders would leave them.
+
+    Raises:
+        ValueError: a shard of another shape than the parameter, or not all parameters are given.
+    """
+    kernel = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+    if kernel.keys() != shards.keys():
+        raise ValueError(f"{type(module).__name__} has the parameters {sorted(kernel)}, it was given {sorted(shards)}")
+    unloaded = get_layerwise_info(module).restore_metadata[0]
+    for name, shard in shards.items():
+        expected = unloaded.get(name, kernel[name])  # vLLM keeps no other form of a bias
+        if expected.shape != shard.shape:
+            raise ValueError(
+                f"{type(module).__name__}.{name} has the shape {tuple(expected.shape)}, its new values have "
+                f"{tuple(shard.shape)}"
+            )
+        module._parameters[name] = _in_the_form_of(expected, shard)
+    if _is_processed(module, kernel):
+        module.__dict__.pop("cpu_linear", None)  # the old packed weights go before the new ones take memory
+        module._already_called_process_weights_after_loading = False
+        module.quant_method.process_weights_after_loading(module)
+    for name, parameter in kernel.items():
+        parameter.data.copy_(module._parameters[name])
+        module._parameters[name] = parameter
+
+
+def _in_the_form_of(expected: Tensor, shard: Tensor) -> Tensor:
+    """``shard`` as a parameter of the class and with the attributes that vLLM gave the parameter it loads into."""
+    given = shard.detach()
+    given.__class__ = expected.__class__
+    given.__dict__ = expected.__dict__.copy()
+    return given
+
+
+def _is_processed(module: Any, kernel: Mapping[str, Tensor]) -> bool:
+    """Whether new values have to be processed again before the kernels can use them."""
+    if not isinstance(getattr(module, "quant_method", None), QuantizeMethodBase):
+        return False
+    if isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead):
+        return False
+    # A CPU kernel that packs the weights of a linear layer takes them away; where they stay, they are used as they are.
+    plain = isinstance(module.quant_method, UnquantizedLinearMethod) and kernel["weight"].numel() > 0
+    return not (current_platform.is_cpu() and plain)
 
 
 def repack_tied_head(model: Any) -> None:

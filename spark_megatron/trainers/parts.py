@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from spark_megatron import runtime
 from spark_megatron.algos.advantages import Advantage
 from spark_megatron.algos.kl import KLEstimator
 from spark_megatron.algos.kl_schedules.base import KLSchedule
+from spark_megatron.algos.mismatch import Correction
 from spark_megatron.algos.policy_loss import PolicyLoss
 from spark_megatron.algos.weight_schedules.base import WeightSchedule
 from spark_megatron.config import Config
@@ -26,18 +27,20 @@ from spark_megatron.engine.model import DTYPES
 from spark_megatron.engine.optim import OptimSettings
 from spark_megatron.engine.parallel import Parallel
 from spark_megatron.eval.suite import Suite
-from spark_megatron.hybrid.handoff import Hybrid, Probe
+from spark_megatron.hybrid.handoff import Hybrid
+from spark_megatron.hybrid.proof import Probe
 from spark_megatron.recycle.mixture import Recycler
 from spark_megatron.recycle.pool import Pool
 from spark_megatron.rewards.protocol import Verifier
 from spark_megatron.rewards.scoring import score_groups
-from spark_megatron.rollout.groups import sample_groups
+from spark_megatron.rollout.groups import Phase, sample_groups
+from spark_megatron.rollout.lengths import ResponseLengths
 from spark_megatron.tracking.console import ConsoleSink
 from spark_megatron.tracking.recorder import Recorder
 from spark_megatron.tracking.sinks import JsonlSink, Sink
 from spark_megatron.tracking.tracker import Tracker
 from spark_megatron.tracking.wandb_sink import WandbSink
-from spark_megatron.types import Group, Task
+from spark_megatron.types import Metrics, Task
 
 
 @dataclass
@@ -52,6 +55,7 @@ class Parts:
     demonstrations: Any
     advantage: Advantage
     policy_loss: PolicyLoss
+    correction: Correction | None
     kl_estimator: KLEstimator
     kl_schedule: KLSchedule
     weight_schedule: WeightSchedule
@@ -60,10 +64,16 @@ class Parts:
     suite: Suite
     track: Tracker
     rng: random.Random
+    timeout_s: float
+    lengths: ResponseLengths = field(default_factory=ResponseLengths)
+    phases: list[Phase] = field(default_factory=list)
+    """The sampling phases of the open step."""
+    turns: list[Metrics] = field(default_factory=list)
+    """What it took to give the device to the sampler, for each of them."""
 
     def sample(
         self, tasks: Sequence[Task], *, n: int, temperature: float, max_new_tokens: int, seed: tuple[object, ...]
-    ) -> list[Group]:
+    ) -> Phase:
         """Checked groups of ``tasks`` from the current weights, on every rank (a collective)."""
         with self.hybrid.generating() as sampler:
             return sample_groups(
@@ -71,19 +81,22 @@ class Parts:
                 self.tokenizer,
                 tasks,
                 partial(score_groups, verifiers=self.verifiers),
+                self.lengths,
                 n=n,
                 temperature=temperature,
                 max_new_tokens=max_new_tokens,
                 seed=seed,
+                timeout_s=self.timeout_s,
             )
 
 
 def stop_tokens(directory: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """All ids that end a response: the tokenizer's and those of generation_config.json."""
-    stops = {tokenizer.eos_token_id}
+    """All ids that end a response: the tokenizer's and those of generation_config.json (else of config.json)."""
     if (Path(directory) / "generation_config.json").is_file():
         eos = GenerationConfig.from_pretrained(directory).eos_token_id
-        stops |= set(eos if isinstance(eos, list) else [eos])
+    else:
+        eos = AutoConfig.from_pretrained(directory).eos_token_id
+    stops = {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])}
     return sorted(stop for stop in stops if stop is not None)
 
 
@@ -159,6 +172,8 @@ def build(cfg: Config) -> Parts:
         prompts=tuple(encode_prompt(tokenizer, task) for task in heldout[: cfg.rollout.probe_prompts]),
         new_tokens=cfg.rollout.probe_tokens,
         bound=cfg.rollout.max_logprob_error,
+        every=cfg.rollout.probe_every,
+        compare_every=cfg.rollout.compare_every,
     )
     return Parts(
         tokenizer=tokenizer,
@@ -169,12 +184,14 @@ def build(cfg: Config) -> Parts:
         demonstrations=instantiate(cfg.demonstrations),
         advantage=instantiate(cfg.advantage),
         policy_loss=instantiate(cfg.policy_loss),
+        correction=instantiate(cfg.correction),
         kl_estimator=instantiate(cfg.objective.kl_estimator),
         kl_schedule=instantiate(cfg.kl_schedule),
         weight_schedule=instantiate(cfg.weight_schedule),
         engine=engine,
-        hybrid=Hybrid(engine, sampler, probe),
+        hybrid=Hybrid(engine, sampler, probe, cfg.engine.release),
         suite=suite,
         track=_tracker(cfg),
         rng=random.Random(f"{cfg.seed}:recycling and shuffling"),
+        timeout_s=cfg.engine.timeout_s,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from spark_megatron.algos import mismatch
+from spark_megatron.algos.mismatch import Correction
 from spark_megatron.algos.unified import mean_stats, token_loss
 from spark_megatron.config import Config
 from spark_megatron.data.packing import (
@@ -22,7 +24,7 @@ from spark_megatron.engine import platform
 from spark_megatron.engine.engine import Snapshot
 from spark_megatron.hybrid.handoff import HandoffError
 from spark_megatron.rewards.scoring import training_rewards
-from spark_megatron.runtime import combine
+from spark_megatron.runtime import combine, gather
 from spark_megatron.tracking.clock import Clock
 from spark_megatron.trainers.parts import Parts
 from spark_megatron.types import Batch, Component, Group, Metrics, Sample, Task, TaskKind
@@ -39,17 +41,20 @@ TokenWeight = Callable[[Mapping[Component, int]], Mapping[Component, float]]
 
 
 def rollouts(parts: Parts, cfg: Config, tasks: Sequence[Task], seed: tuple[object, ...], span: Clock) -> list[Group]:
-    """n checked rollouts of each task from the current weights."""
-    with span("handoff"):
-        parts.hybrid.synchronise()
+    """n checked rollouts of each task from the current weights; a task without room for a response is left out."""
+    with span("handoff"), parts.hybrid.generating():
+        handed = dict(parts.hybrid.last)
     with span("rollout"):
-        return parts.sample(
+        phase = parts.sample(
             tasks,
             n=cfg.rollout.samples_per_task,
             temperature=cfg.rollout.temperature,
             max_new_tokens=cfg.rollout.max_new_tokens,
             seed=(cfg.seed, *seed),
         )
+    parts.phases.append(phase)
+    parts.turns.append(handed)
+    return phase.sampled
 
 
 def advantage_samples(parts: Parts, cfg: Config, groups: Sequence[Group]) -> list[Sample]:
@@ -71,27 +76,43 @@ def update(
 ) -> Metrics:
     """Learn from ``samples`` (the same list on every rank) in ``objective.updates_per_period`` optimiser steps.
 
-    Log-probs of the policy as it sampled, and of the reference, are computed once, before the first step; the first
-    step's own forward pass serves for the former. "imbalance" is the busiest data rank's share of tokens over the mean.
+    Log-probs of the policy before the first step, and of the reference, are computed once; where nothing is corrected,
+    the first step's own forward pass serves for the former. "imbalance" is the busiest data rank's share of tokens over
+    the mean. Names with an "@" are sums for :func:`spark_megatron.algos.mismatch.figures`.
 
     Raises:
-        HandoffError: a sample was drawn with other weights than the trainer's current ones.
+        HandoffError: a sample was drawn with weights newer than the trainer's or older than
+            ``objective.max_staleness`` allows.
     """
-    stale = {s.weight_version for s in samples if s.loss == "policy_gradient"} - {parts.engine.weight_version}
-    if stale:
-        raise HandoffError(f"rollouts of weights {sorted(stale)} were offered to weights {parts.engine.weight_version}")
+    version = parts.engine.weight_version
+    drawn = {s.weight_version for s in samples if s.loss == "policy_gradient"}
+    _refuse_stale(drawn, version, cfg.objective.max_staleness)
     shares = split_updates(samples, cfg.objective.updates_per_period, parts.rng)
     limit, ranks = cfg.trainer.max_tokens_per_microbatch, parts.engine.parallel.data
     plans = [partition(lengths_of(share), limit, ranks) for share in shares]
     updates = [_local_batches(parts, share, plan, token_weight) for share, plan in zip(shares, plans, strict=True)]
-    if reference is not None:
+    loss = partial(token_loss, policy_loss=parts.policy_loss, kl_coef=kl_coef, kl_estimator=parts.kl_estimator)
+    with span("handoff"), parts.hybrid.training():
+        pass  # the device is the trainer's from here on
+    weighed: Metrics = {}
+    if drawn or reference is not None:
         with span("logprobs"):
             _add_logprobs(parts, cfg, updates, reference)
-    loss = partial(token_loss, policy_loss=parts.policy_loss, kl_coef=kl_coef, kl_estimator=parts.kl_estimator)
+            if parts.correction is not None:
+                weighed = _correct(parts, updates, parts.correction)
     with span("update"):
         stats = [parts.engine.update(batches, loss, cfg.rollout.temperature) for batches in updates]
     uneven = max(imbalance(lengths_of(share), plan) for share, plan in zip(shares, plans, strict=True))
-    return _summary(stats) | {"imbalance": uneven}
+    return _summary(stats) | mismatch.by_age(combine([*stats, weighed]), version) | {"imbalance": uneven}
+
+
+def _refuse_stale(drawn: set[int], version: int, oldest: int) -> None:
+    stale = drawn - set(range(max(0, version - oldest), version + 1))
+    if stale:
+        raise HandoffError(
+            f"rollouts of weights {sorted(stale)} were offered to weights {version}, and at most "
+            f"objective.max_staleness={oldest} updates may lie between: sample again, or raise it"
+        )
 
 
 def _summary(stats: Sequence[Mapping[str, float]]) -> Metrics:
@@ -100,14 +121,13 @@ def _summary(stats: Sequence[Mapping[str, float]]) -> Metrics:
     "first_kl" and "first_ratio" are those of the first step alone, whose weights are still the sampling ones.
     """
     first, total = mean_stats(stats[0]), mean_stats(combine(stats))
-    names = {"kl": "kl", "entropy": "entropy", "cross_entropy": "cross_entropy", "mismatch": "mismatch"}
+    names = {"kl": "kl", "entropy": "entropy", "cross_entropy": "cross_entropy"}
     names |= {"ratio": "ratio_mean", "clipped": "clip_frac"}
     return {
         "loss": total["loss"] / len(stats),
         "grad_norm": sum(s["grad_norm"] for s in stats) / len(stats),
         "lr": stats[-1]["lr"],
         "tokens": total["tokens"],
-        "max_mismatch": total["max_mismatch"],
         "skipped": total["skipped"],
         **{name: total[key] for key, name in names.items() if key in total},
         **{f"first_{key}": first[key] for key in ("kl", "ratio") if key in first},
@@ -121,13 +141,23 @@ def _local_batches(parts: Parts, samples: Sequence[Sample], plan: Plan, token_we
     return [pack([samples[row] for row in rows], weights, kl_count).to(platform.device()) for rows in mine]
 
 
-def _add_logprobs(parts: Parts, cfg: Config, updates: Sequence[list[Batch]], reference: Snapshot) -> None:
-    """The reference's log-probs for all updates; the policy's own for all but the first, which computes them itself."""
-    later = [batch for batches in updates[1:] for batch in batches]
-    if later:
-        for batch, old in zip(later, parts.engine.logprobs(later, cfg.rollout.temperature), strict=True):
+def _add_logprobs(parts: Parts, cfg: Config, updates: Sequence[list[Batch]], reference: Snapshot | None) -> None:
+    """The reference's log-probs for all updates, and the policy's own: for the first only where they are corrected."""
+    own = [batch for batches in (updates[1:] if parts.correction is None else updates) for batch in batches]
+    if own:
+        for batch, old in zip(own, parts.engine.logprobs(own, cfg.rollout.temperature), strict=True):
             batch.old_logprobs = old
-    everything = [*updates[0], *later]
+    if reference is None:
+        return
+    everything = [batch for batches in updates for batch in batches]
     with parts.engine.holding(reference):
         for batch, ref in zip(everything, parts.engine.logprobs(everything, cfg.rollout.temperature), strict=True):
             batch.ref_logprobs = ref
+
+
+def _correct(parts: Parts, updates: Sequence[list[Batch]], correction: Correction) -> Metrics:
+    """Weigh the sampled tokens of all micro-batches; the sums of what that did, over all data ranks. A collective."""
+    done = [mismatch.correct(batch, correction) for batches in updates for batch in batches]
+    mine = combine({key: float(value) for key, value in sums.items()} for sums in done)
+    # Ranks that share their micro-batches have the same sums: those of one of them count.
+    return combine(dict(gather((parts.engine.parallel.data_rank, mine))).values())

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from spark_megatron import runtime
+from spark_megatron.algos import mismatch
 from spark_megatron.config import Config
 from spark_megatron.eval.suite import as_metrics
+from spark_megatron.rollout.groups import phase_metrics
 from spark_megatron.tracking.metrics import from_sums, group_sums
 from spark_megatron.trainers.parts import Parts
 from spark_megatron.trainers.state import RunState
@@ -25,14 +27,21 @@ def log_step(
     metrics = from_sums(group_sums(groups, earned=cfg.objective.status_rewards.table()))
     for period, values in zip(_PERIODS, stats, strict=False):
         metrics |= {f"{period}/{name}": value for name, value in values.items() if "mismatch" not in name}
-    compared = [s for s in stats if "mismatch" in s]
-    if compared:
-        metrics["mismatch/mean_abs"] = sum(s["mismatch"] for s in compared) / len(compared)
-        metrics["mismatch/max_abs"] = max(s["max_mismatch"] for s in compared)
+    compared = mismatch.figures(runtime.combine(stats))
+    metrics |= {f"mismatch/{name}": value for name, value in compared.items()}
     metrics |= {f"weights/{name}": value for name, value in weights.items()}
-    metrics |= {"pool/size": float(len(parts.pool)), "handoff/probe_max_abs": parts.hybrid.last_error}
+    metrics |= {"pool/size": float(len(parts.pool)), **_turn_metrics(parts.turns)}
+    metrics |= phase_metrics(parts.phases)
+    parts.phases.clear()
+    parts.turns.clear()
     parts.track.log(metrics)
     parts.track.record(groups)
+
+
+def _turn_metrics(turns: Sequence[Metrics]) -> Metrics:
+    """What a step's changes of turns took on rank zero: sums, but the largest difference of a probe."""
+    total = runtime.combine({f"max_{k}" if k == "probe_max_abs" else k: v for k, v in turn.items()} for turn in turns)
+    return {f"handoff/{name.removeprefix('max_')}": value for name, value in total.items()}
 
 
 def evaluate(parts: Parts, cfg: Config) -> EvalResult:
@@ -40,7 +49,7 @@ def evaluate(parts: Parts, cfg: Config) -> EvalResult:
 
     def sample(tasks: Sequence) -> list[Group]:
         limit = cfg.eval.max_new_tokens
-        return parts.sample(tasks, n=1, temperature=0.0, max_new_tokens=limit, seed=("eval",)) if tasks else []
+        return parts.sample(tasks, n=1, temperature=0.0, max_new_tokens=limit, seed=("eval",)).groups if tasks else []
 
     return parts.suite.run(sample)
 

@@ -31,7 +31,8 @@ def run(cfg: Config, checkpoint: Path | None) -> None:
         progress.write_evaluation(cfg, "before", state.before)
         instantiate(cfg.trainer.loop)(cfg, parts, saves)
         saves.wait()
-        parts.engine.save_hf(Path(cfg.run_dir) / "model")
+        with parts.hybrid.training() as engine:
+            engine.save_hf(Path(cfg.run_dir) / "model")
         runtime.say("evaluating after training")
         # Last of the results: from here on the run counts as finished.
         progress.write_evaluation(cfg, "after", {"step": state.step, **as_json(progress.evaluate(parts, cfg))})

@@ -20,7 +20,7 @@ class Saves:
     def __init__(self, cfg: Config, parts: Parts, start: Path | None) -> None:
         folder = Path(cfg.run_dir) / FOLDER
         self._every, self._total = cfg.checkpoint.every, cfg.trainer.total_steps
-        self._engine, self._start = parts.engine, start
+        self._hybrid, self._start = parts.hybrid, start
         self._checkpoints = checkpoint.Checkpoints(
             folder, keep=cfg.checkpoint.keep, asynchronous=cfg.checkpoint.asynchronous
         )
@@ -36,7 +36,8 @@ class Saves:
         What belongs to the start model, a reference policy above all, is taken from the engine before.
         """
         if self._start is not None:
-            checkpoint.load(self._engine, self._start)
+            with self._hybrid.training() as engine:
+                checkpoint.load(engine, self._start)
         return self.state
 
     def step_done(self) -> None:
@@ -44,7 +45,8 @@ class Saves:
         self.state.step += 1
         self._checkpoints.poll()
         if self.state.step == self._total or (self._every and self.state.step % self._every == 0):
-            self._checkpoints.save(self._engine, self.state.step, self.state.state_dict())
+            with self._hybrid.training() as engine:
+                self._checkpoints.save(engine, self.state.step, self.state.state_dict())
 
     def wait(self) -> None:
         """Until everything is written; CheckpointError where a save failed."""

@@ -27,7 +27,8 @@ class Update(Protocol):
 def train(cfg: Config, parts: Parts, saves: Saves) -> None:
     """Alternate solve and reward periods (the paper), or learn from both kinds in one joint update (ours)."""
     one_step = alternating if cfg.objective.update == "alternating" else joint
-    reference = parts.engine.snapshot()
+    with parts.hybrid.training() as engine:
+        reference = engine.snapshot()
     state = saves.restore()  # the reference is the start model also where the run goes on
     for step in range(state.step, cfg.trainer.total_steps):
         with parts.track.step(step + 1) as span:

@@ -55,6 +55,7 @@ class RunState:
             "best": self.best,
             "stream": self.parts.stream.state_dict(),
             "pool": self.parts.pool.state_dict(),
+            "lengths": self.parts.lengths.state_dict(),
             "kl_schedule": self.parts.kl_schedule.state_dict(),
             "rng": [version, list(internal), gauss],
             "config": settings(self.cfg),
@@ -70,6 +71,7 @@ class RunState:
         self.origin, self.step, self.before, self.best = (state[k] for k in ("origin", "step", "before", "best"))
         self.parts.stream.load_state_dict(state["stream"])
         self.parts.pool.load_state_dict(state["pool"])
+        self.parts.lengths.load_state_dict(state.get("lengths", {}))  # which older checkpoints do not have
         if state["config"]["kl_schedule"]["_target_"] == self.cfg.kl_schedule["_target_"]:
             self.parts.kl_schedule.load_state_dict(state["kl_schedule"])
         version, internal, gauss = state["rng"]

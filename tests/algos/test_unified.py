@@ -49,6 +49,7 @@ def batch_of(
         advantage=tensor(advantage, 0),
         supervised=torch.zeros_like(tokens, dtype=torch.bool) if supervised is None else torch.tensor(supervised),
         rollout_logprobs=tensor(rollout, NAN),
+        weight_version=torch.full_like(tokens, 4),
         old_logprobs=None if old is None else tensor(old, 0),
         ref_logprobs=None if ref is None else tensor(ref, 0),
     )
@@ -111,9 +112,13 @@ def test_statistics_are_sums_over_their_own_tokens() -> None:
             "policy_loss": -1.0 + 1.0 - 1.2,
             "ratio": 2 + math.e**2,
             "clipped": 1,
-            "sampled_tokens": 2,
-            "mismatch": 0.5,
-            "max_mismatch": 0.5,
+            "mismatch_tokens@4": 2,
+            "mismatch_abs@4": 0.5,
+            "max_mismatch_abs@4": 0.5,
+            "mismatch_k3@4": math.e**0.5 - 1.5,
+            "mismatch_ratio@4": math.e**0.5 + 1,
+            "mismatch_ratio_squared@4": math.e + 1,
+            "mismatch_outside@4": 0,
             "kl_tokens": 2,
             "kl": 1.0,
         }
@@ -122,8 +127,6 @@ def test_statistics_are_sums_over_their_own_tokens() -> None:
     means = mean_stats(stats)
     assert means["entropy"] == 7.0 / 4
     assert means["ratio"] == pytest.approx((2 + math.e**2) / 3)
-    assert means["mismatch"] == 0.25
-    assert means["max_mismatch"] == 0.5
     assert means["tokens"] == 4
 
 
@@ -132,12 +135,12 @@ def test_without_old_logprobs_the_ratio_is_one_and_the_gradient_remains() -> Non
     assert loss == pytest.approx(1.0)
     assert grad[0].tolist() == pytest.approx([-0.5, 1.5])
     assert stats["ratio"].item() == 2.0
-    assert stats["max_mismatch"].item() == 0.25
+    assert stats["max_mismatch_abs@4"].item() == 0.25
 
 
 def test_mismatch_is_that_of_the_weights_that_sampled() -> None:
     batch = batch_of([[1.0]], advantage=[[1.0]], rollout=[[-1.0]], old=[[-1.125]])
-    assert run([[-3.0]], batch)[2]["mismatch"].item() == 0.125
+    assert run([[-3.0]], batch)[2]["mismatch_abs@4"].item() == 0.125
 
 
 @pytest.mark.parametrize("estimator", [k2, k3])
@@ -197,20 +200,14 @@ def test_a_batch_without_trained_tokens_gives_a_zero_in_the_graph(shape: tuple[i
     zeros = torch.zeros(shape, dtype=torch.float64)
     nans, tokens = torch.full_like(zeros, NAN), zeros.long()
     mask = tokens.bool()
-    batch = Batch(ANYWHERE, tokens, tokens, zeros, zeros, nans, mask, nans, old_logprobs=nans, ref_logprobs=nans)
+    batch = Batch(
+        ANYWHERE, tokens, tokens, zeros, zeros, nans, mask, nans, tokens, old_logprobs=nans, ref_logprobs=nans
+    )
     loss, grad, stats = run(nans, batch, kl_coef=1.0)
     assert loss == 0.0
     assert torch.equal(grad, zeros)
     assert all(value == 0 for value in stats.values())
-    assert set(mean_stats(stats)) == {
-        "loss",
-        "tokens",
-        "policy_tokens",
-        "supervised_tokens",
-        "sampled_tokens",
-        "kl_tokens",
-        "max_mismatch",
-    }
+    assert set(mean_stats(stats)) == {"loss", "tokens", "policy_tokens", "supervised_tokens", "kl_tokens"}
 
 
 def random_step(seed: int, rows: int = 6, length: int = 5) -> tuple[torch.Tensor, Batch]:
@@ -238,6 +235,7 @@ def random_step(seed: int, rows: int = 6, length: int = 5) -> tuple[torch.Tensor
         advantage=normal(),
         supervised=supervised,
         rollout_logprobs=logprobs + 0.01 * normal(),
+        weight_version=torch.arange(rows)[:, None].expand(rows, length) // 2,
         old_logprobs=logprobs + 0.3 * normal(),
         ref_logprobs=logprobs + 0.5 * normal(),
     )
@@ -287,7 +285,7 @@ def test_merged_coefs_share_one_denominator() -> None:
     assert merged_coefs({"policy": 0}) == {"policy": 0.0}
 
 
-@pytest.mark.parametrize("name", ["weight", "advantage", "rollout_logprobs", "ref_logprobs"])
+@pytest.mark.parametrize("name", ["weight", "advantage", "rollout_logprobs", "weight_version", "ref_logprobs"])
 def test_shapes_are_checked(name: str) -> None:
     logprobs, batch = random_step(seed=0)
     with pytest.raises(ValueError, match=rf"{name} has the shape \(6, 4\), logprobs \(6, 5\)"):

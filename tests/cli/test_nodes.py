@@ -126,6 +126,21 @@ def test_a_value_that_the_class_refuses(tmp_path: Path, override: str, message: 
     assert refusal(tmp_path, override).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["_target_=Truncated", "cap=0.5"], "correction.cap=0.5 must be a finite number >= 1"),
+        (["_target_=Truncated"], "correction.cap is missing"),
+        (["_target_=IcePop", "low=0.5", "high=half"], "correction.high='half' must be a number"),
+        (["_target_=IcePop", "low=2", "high=5"], "correction.low=2 must lie in (0, 1]"),
+        (["_target_=SequenceMask", "low=0.999", "high=0.999"], "correction.high=0.999 must be a finite number >= 1"),
+    ],
+)
+def test_corrections_are_checked_before_anything_starts(tmp_path: Path, changes: list[str], message: str) -> None:
+    overrides = [f"correction.{change}".replace("_target_=", f"_target_={ALGOS}.mismatch.") for change in changes]
+    assert refusal(tmp_path, *overrides).startswith(message)
+
+
 class Own:
     """A strategy from outside of the package, with an annotation that only a type checker can read."""
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from spark_megatron.data.chat import encode_prompt, encode_response
 from spark_megatron.data.packing import (
+    deal,
     imbalance,
     kl_token_count,
     lengths_of,
@@ -121,6 +122,7 @@ def test_layout_of_a_batch() -> None:
     assert batch.supervised.tolist() == [False] * 5 + [True, False]
     expected = torch.tensor([nan, -1.0, -2.0, -3.0, nan, nan, nan])
     torch.testing.assert_close(batch.rollout_logprobs, expected, equal_nan=True)
+    assert batch.weight_version.tolist() == [-1, 1, 1, 1, -1, -1, -1]
     assert batch.trained.tolist() == [False, True, True, True, False, True, False]
     assert batch.tokens.dtype == batch.labels.dtype == torch.int64
     assert batch.cu_seqlens.dtype == torch.int32
@@ -191,6 +193,13 @@ def test_the_spread_of_work_of_many_ragged_rows_is_small() -> None:
     assert 1 <= imbalance(lengths, plan) < 1.005
     assert len(plan[0]) == -(-sum(lengths) // (8 * 4096))
     assert imbalance([], partition([], 10, 4)) == 1.0
+
+
+def test_dealing_gives_the_costliest_to_the_least_full() -> None:
+    assert deal([1.5, 9.0, 3.0, 5.0, 4.0], 2) == [[1, 2], [3, 4, 0]]
+    assert deal([2.0, 2.0, 2.0], 2) == [[0, 2], [1]]
+    assert deal([], 2) == [[], []]
+    assert deal([7.0], 3) == [[0], [], []]
 
 
 def test_weights_of_the_whole_step_are_used_as_they_are() -> None:

@@ -17,6 +17,7 @@ LAYOUTS: dict[str, tuple[int, Layout, tuple[str, ...]]] = {
     "tp4": (4, Layout(tensor=4), ("qwen2",)),  # two heads of keys and values: fewer than ranks
     "tp4_sp": (4, Layout(tensor=4, sequence=True), ("qwen3",)),
     "pp4": (4, Layout(pipeline=4), ("qwen2",)),
+    "pp4_ends": (4, Layout(pipeline=4), ("llama_deep",)),  # 1, 2, 2 and 1 layers
     "cp4": (4, Layout(context=4), ("llama3",)),
     "dp4": (4, Layout(), ("qwen3",)),
     "ep4": (4, Layout(expert=4), ("qwen3_moe",)),

@@ -28,9 +28,11 @@ from spark_megatron.engine import model as models
 from spark_megatron.engine.local import place
 from spark_megatron.engine.parallel import Layout, Parallel
 from spark_megatron.engine.weights import stream
-from spark_megatron.engine.weights.placement import Placement, shard_shapes
+from spark_megatron.engine.weights.home import shard_shapes
+from spark_megatron.engine.weights.placement import Placement
 from spark_megatron.engine.weights.stream import assemble, load_hf, save_hf
-from spark_megatron.engine.weights.table import Row, elements
+from spark_megatron.engine.weights.table import elements
+from spark_megatron.slices import Row
 from spark_megatron.types import Sample
 
 LAYOUTS: dict[str, tuple[int, Layout]] = {
@@ -220,7 +222,7 @@ def on_every_rank(path: Path, ranks: int, layout: Layout) -> dict[str, Any]:
                 shards.setdefault(name, {})[parallel.tensor_rank] = parameter.detach()
     reference = load_file(path / "model.safetensors")
     for row in rows:
-        held_by = shards.get(row.mcore, {})
+        held_by = shards.get(row.full_name, {})
         if held_by or row.exported:
             full = assemble(row, [held_by[i] for i in range(layout.tensor)])
             answer["wrong"] += [n for n, t in zip(row.hf, full, strict=True) if not torch.equal(t, reference[n])]

@@ -7,9 +7,12 @@ import pytest
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from spark_megatron.algos.mismatch import Truncated, correct, sums
 from spark_megatron.data.packing import pack
+from spark_megatron.engine.engine import _empty_like
 from spark_megatron.engine.local import SIMILAR, Local, cut
 from spark_megatron.engine.modules import PackedAttention
+from spark_megatron.runtime import combine
 from spark_megatron.types import Batch, Sample
 
 CUTS = [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)]
@@ -17,12 +20,15 @@ CUTS = [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)]
 
 
 def batch_of(lengths: list[int]) -> Batch:
+    """Sequences that end in one sampled token, each of weights of its own; every third one has no log-prob."""
     rng = random.Random(str(lengths))
-    rows = [
-        Sample(tuple(rng.randrange(1, 99) for _ in range(n - 1)), (rng.randrange(1, 99),), "policy", "cross_entropy")
-        for n in lengths
-    ]
-    return pack(rows, {"policy": 0.25}, 0)
+    rows = []
+    for i, length in enumerate(lengths):
+        prompt = tuple(rng.randrange(1, 99) for _ in range(length - 1))
+        logprobs = (-rng.random() if i % 3 else float("nan"),)
+        response = (rng.randrange(1, 99),)
+        rows.append(Sample(prompt, response, "policy", rollout_logprobs=logprobs, weight_version=i))
+    return pack(rows, {"policy": 0.25}, len(rows))
 
 
 LENGTHS = [[2], [7, 2, 3], [4, 4, 4, 4], [16, 5, 2, 9, 11, 13, 3], list(range(2, 40))]
@@ -45,6 +51,33 @@ def test_every_token_is_on_one_context_rank_and_comes_back(lengths: list[int], c
         assert part.batch.cu_seqlens[-1] == len(part.batch.tokens)
         assert part.packed.cu_seqlens_q[-1] == len(part.batch.tokens) * context
     assert sum(float(part.batch.weight.sum()) for part in parts) == pytest.approx(0.25 * len(lengths))
+
+
+def test_every_token_s_mismatch_is_counted_once() -> None:
+    """What the context ranks sum, added up, is what the whole batch sums, per version: padding is in no version."""
+    lengths = LENGTHS[-1]
+    batch = batch_of(lengths)
+
+    def summed(of: Batch) -> dict[str, float]:
+        old = of.tokens.double() / -50
+        return {key: float(x) for key, x in sums(of.trained, old, of.rollout_logprobs, of.weight_version).items()}
+
+    parts = combine(summed(cut(batch, 4, rank, 2).batch) for rank in range(4))
+    assert parts == pytest.approx(summed(batch))
+    assert {int(key.split("@")[1]) for key in parts} == {i for i in range(len(lengths)) if i % 3}
+
+
+def test_an_empty_microbatch_has_every_tensor_and_no_statistics() -> None:
+    batch = batch_of([7, 3])
+    batch.old_logprobs, batch.ref_logprobs = -torch.ones(10), -torch.ones(10)
+    empty = _empty_like(batch)
+    assert {name: x.dtype for name, x in empty.per_token().items()} == {
+        name: x.dtype for name, x in batch.per_token().items()
+    }
+    assert not empty.trained.any()
+    assert empty.old_logprobs is not None
+    assert sums(empty.trained, empty.old_logprobs, empty.rollout_logprobs, empty.weight_version) == {}
+    assert correct(empty, Truncated(cap=2.0)) == {}
 
 
 def test_one_rank_without_padding_gets_the_batch_itself() -> None:

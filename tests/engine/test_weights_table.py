@@ -8,9 +8,10 @@ from torch import Tensor
 
 from spark_megatron.architecture import Architecture
 from spark_megatron.engine.parallel import Layout
-from spark_megatron.engine.weights.placement import home, shard_shapes
+from spark_megatron.engine.weights.home import home, shard_shapes
 from spark_megatron.engine.weights.stream import assemble
-from spark_megatron.engine.weights.table import LAST, Row, elements, gate_up, qkv, table
+from spark_megatron.engine.weights.table import elements, gate_up, qkv, table
+from spark_megatron.slices import LAST, Row
 from tests.tiny_models import CONFIGS, VOCAB
 
 FAMILIES = ("llama", "qwen2", "qwen2_untied", "qwen3", "qwen3_moe", "qwen3_moe_mixed")
@@ -65,7 +66,7 @@ def test_every_tensor_of_the_model_has_one_row(family: str, fused: bool, model_d
     found = [pair for row in rows if row.exported for pair in zip(row.hf, row.shapes, strict=True)]
     assert dict(found) == shapes
     assert len(found) == len(shapes)
-    assert len({row.mcore for row in rows}) == len(rows)
+    assert len({row.full_name for row in rows}) == len(rows)
     assert elements(rows) == sum(map(math.prod, shapes.values()))
 
 
@@ -85,7 +86,7 @@ def test_sparse_layers_are_those_of_transformers(dense: list[int], step: int, sp
 
 
 def one_row(family: str, ending: str) -> Row:
-    return next(row for row in rows_of(family) if row.mcore.endswith(ending))
+    return next(row for row in rows_of(family) if row.full_name.endswith(ending))
 
 
 def test_each_group_holds_its_queries_then_its_key_then_its_value() -> None:
@@ -129,7 +130,7 @@ def test_vocabulary_is_padded_for_the_ranks_only(tp: int, padding: int) -> None:
 
 def test_a_tied_head_is_loaded_but_not_exported() -> None:
     tied = [row for row in rows_of("qwen2") if not row.exported]
-    assert [(row.hf, row.mcore, row.place) for row in tied] == [
+    assert [(row.hf, row.full_name, row.place) for row in tied] == [
         (("model.embed_tokens.weight",), "output_layer.weight", LAST)
     ]
     assert all(row.exported for row in rows_of("qwen2_untied"))
@@ -137,7 +138,7 @@ def test_a_tied_head_is_loaded_but_not_exported() -> None:
 
 def test_names_of_transformer_engine() -> None:
     """Norms fused into the linear layer behind them, but for the one before a router; experts in one grouped module."""
-    found = {row.hf[0]: row.mcore for row in rows_of("qwen3_moe_mixed", fused=True)}
+    found = {row.hf[0]: row.full_name for row in rows_of("qwen3_moe_mixed", fused=True)}
     sparse, dense = "decoder.layers.0.", "decoder.layers.1."
     expected = {
         "model.layers.0.input_layernorm.weight": sparse + "self_attention.linear_qkv.layer_norm_weight",
@@ -166,7 +167,7 @@ def test_interleaved_stages_hold_every_other_chunk() -> None:
     model, layout = Architecture.of(config), Layout(pipeline=2, virtual=2)
     found: dict[tuple[int, int], list[tuple[int, str]]] = {}
     for row in table(model, fused=False):
-        if row.mcore.endswith("input_layernorm.weight"):
+        if row.full_name.endswith("input_layernorm.weight"):
             at = home(row, model, layout)
             found.setdefault((at.stage, at.chunk), []).append((int(row.place), at.name.split(".")[2]))
     assert found == {

@@ -210,6 +210,28 @@ def test_an_answer_that_cannot_be_read_is_neither_judged_nor_repaired() -> None:
     assert flips(result) == (0, 0)
 
 
+def test_an_item_without_room_for_a_response_counts_as_cut_off() -> None:
+    """It is wrong, not left out; what is asked about other items stays the same."""
+    player = Player(solve=gold, judge_one=honest, judge_pair=honest_pair, reflect=gold)
+
+    def sample(tasks: Sequence[Task]) -> list[Group]:
+        groups = player(tasks)
+        return [
+            dataclasses.replace(group, rollouts=(), verdicts=()) if group.task.question == "3 + 3" else group
+            for group in groups
+        ]
+
+    result = suite().run(sample)
+    assert accuracies(result) == (0.9, 0.9, 0.9, 0.9)
+    assert (result.solve.n, result.judge_pair.n) == (10, 10)
+    assert {name: result.counts[f"{name}/truncated"] for name in ("solve", "judge_one", "judge_pair")} == {
+        "solve": 1,
+        "judge_one": 1,
+        "judge_pair": 2,
+    }
+    assert [len(tasks) for tasks in player.calls] == [10, 10, 20, 9, 0]
+
+
 def test_a_repair_that_cannot_be_read_loses_the_answer() -> None:
     result, player = run(rounds=2, judge_one=lambda _: "No", reflect="no box")
     assert result.reflect.acc == 0.0

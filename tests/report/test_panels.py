@@ -22,6 +22,7 @@ def test_panels_follow_what_was_logged(run_directory: Path, sft_directory: Path)
         "Response length",
         "Gradient norm",
         "Trainer against sampler",
+        "Sampled tokens to the trainer",
         "Where a step's time goes",
         "Tokens per second",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import time
@@ -20,9 +21,11 @@ from safetensors.torch import load_file
 from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
+from spark_megatron.architecture import Architecture
+from spark_megatron.hybrid.proof import shards_of
 from spark_megatron.rollout import vllm as backend
 from spark_megatron.rollout import weight_transfer
-from spark_megatron.rollout.base import Request
+from spark_megatron.rollout.base import Request, Sampler
 from spark_megatron.rollout.vllm import VLLMSampler
 from spark_megatron.types import Rollout
 
@@ -65,17 +68,20 @@ def sampler(model: Path, **changed: Any) -> VLLMSampler:
         "max_batched_tokens": 2048,
         "kv_cache_mb": 64,
         "prefix_cache": True,
+        "sleep_level": 0,
     }
     made = VLLMSampler(model=str(model), tokenizer=Numbers(), **settings | changed)
     _kept.append(made)
     return made
 
 
-def hand_over(to: VLLMSampler, directory: Path, version: int, order: int = 1) -> None:
-    """One tensor per bucket, in the file's order or (-1) the reverse."""
+def hand_over(to: Sampler, directory: Path, version: int, order: int = 1) -> None:
+    """Module by module, in the order of the file's tensors or (-1) the reverse."""
+    model = Architecture.of(json.loads((directory / "config.json").read_text()))
+    tensors = ([item] for item in list(load_file(directory / "model.safetensors").items())[::order])
     to.start_update()
-    for item in list(load_file(directory / "model.safetensors").items())[::order]:
-        to.load([item])
+    for shards in shards_of(tensors, to.rows(model), to.tensor_parallel, dist.get_rank() % to.tensor_parallel):
+        to.load(shards)
     to.finish_update(version)
 
 

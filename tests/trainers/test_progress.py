@@ -1,6 +1,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from spark_megatron import runtime
 from spark_megatron.config import Config
 from spark_megatron.eval.suite import as_json
 from spark_megatron.recycle.pool import Pool
+from spark_megatron.rollout.groups import Phase
 from spark_megatron.tracking.recorder import Recorder
 from spark_megatron.tracking.sinks import JsonlSink
 from spark_megatron.tracking.tracker import Tracker
@@ -63,9 +65,9 @@ def test_only_rank_zero_writes(cfg: Config, monkeypatch: pytest.MonkeyPatch) -> 
 def test_evaluation_is_greedy_and_asks_nothing_about_nothing(cfg: Config) -> None:
     asked: list[tuple[int, dict[str, Any]]] = []
 
-    def sample(tasks: Sequence[Task], **settings: Any) -> list[Group]:
+    def sample(tasks: Sequence[Task], **settings: Any) -> Phase:
         asked.append((len(tasks), settings))
-        return []
+        return Phase([], (0,))
 
     def run(sample: Any) -> EvalResult:
         assert sample([]) == []
@@ -91,13 +93,21 @@ def logged(cfg: Config, groups: list[Group], stats: list[dict[str, float]], erro
     )
     pool = Pool(max_size=None)
     pool.add([groups[0].task] * 3)
-    parts: Any = SimpleNamespace(track=track, pool=pool, hybrid=SimpleNamespace(last_error=error))
+    phases = [Phase(groups[:1], (6, 2)), Phase([*groups[1:], replace(groups[0], rollouts=(), verdicts=())], (4, 4))]
+    parts: Any = SimpleNamespace(track=track, pool=pool, phases=phases, hybrid=SimpleNamespace(last_error=error))
     with track.step(1):
         progress.log_step(parts, cfg, groups, stats, {"policy": 1.0, "kl": 0.01})
+    assert parts.phases == [], "the next step's come anew"
     track.close()
     (row,) = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     assert isinstance(row, dict)
     return row
+
+
+def compared(tokens: int, distance: float, largest: float) -> dict[str, float]:
+    """Sums of an update on fresh samples."""
+    sums = {"tokens": tokens, "abs": distance, "k3": 0.0, "ratio": tokens, "ratio_squared": tokens, "outside": 0.0}
+    return {f"mismatch_{name}@0": value for name, value in sums.items()} | {"max_mismatch_abs@0": largest}
 
 
 def test_a_step_tells_of_rollouts_updates_and_weights(cfg: Config) -> None:
@@ -106,8 +116,8 @@ def test_a_step_tells_of_rollouts_updates_and_weights(cfg: Config) -> None:
         checked("judge_one", Verdict("ok", 1.0, "Yes"), Verdict("ok", 1.0, "Yes")),
     ]
     stats = [
-        {"loss": 0.5, "kl": 0.1, "mismatch": 0.02, "max_mismatch": 0.3},
-        {"loss": -0.25, "kl": 0.2, "mismatch": 0.04, "max_mismatch": 0.1},
+        {"loss": 0.5, "kl": 0.1, **compared(tokens=30, distance=0.6, largest=0.3)},
+        {"loss": -0.25, "kl": 0.2, **compared(tokens=10, distance=0.4, largest=0.1)},
     ]
     row = logged(cfg, groups, stats, error=2e-5)
     expected = {
@@ -119,12 +129,15 @@ def test_a_step_tells_of_rollouts_updates_and_weights(cfg: Config) -> None:
         "policy/kl": 0.1,
         "reward_period/loss": -0.25,
         "reward_period/kl": 0.2,
-        "mismatch/mean_abs": 0.03,
+        "mismatch/mean_abs": 1.0 / 40,  # over the tokens of both periods, not the mean of their means
         "mismatch/max_abs": 0.3,
+        "mismatch/effective_share": 1.0,
         "weights/policy": 1.0,
         "weights/kl": 0.01,
         "pool/size": 3.0,
         "handoff/probe_max_abs": 2e-5,
+        "rollout/imbalance": 1.5,
+        "rollout/too_long": 1,
     }
     assert {name: row[name] for name in expected} == pytest.approx(expected)
     assert not [name for name in row if "mismatch" in name and not name.startswith("mismatch/")]

@@ -16,9 +16,10 @@ from spark_megatron.config import Config
 from spark_megatron.data.jsonl import JsonlSource
 from spark_megatron.data.stream import TaskStream
 from spark_megatron.recycle.pool import Pool
+from spark_megatron.rollout.lengths import ResponseLengths
 from spark_megatron.schema import ConfigError
 from spark_megatron.trainers.state import RunState, changes, check_fit
-from spark_megatron.types import Task
+from spark_megatron.types import Group, Rollout, Task
 from tests.settings import save_shape, typed
 
 ADAPTIVE = [f"kl_schedule={{_target_: {Adaptive.__module__}.Adaptive}}"]
@@ -47,6 +48,7 @@ def make_parts(tmp_path: Path) -> MakeParts:
             stream=TaskStream(source=source, seed=seed, heldout_share=0.0),
             pool=Pool(max_size=None),
             kl_schedule=kl_schedule or Constant(value=0.1),
+            lengths=ResponseLengths(),
             rng=random.Random(1),
         )
 
@@ -66,6 +68,8 @@ def used(parts: Any) -> None:
     parts.stream.take(14)
     parts.pool.add([judge("first"), judge("second")])
     parts.rng.gauss(0, 1)
+    rollout = Rollout((5, 6), (-0.1, -0.2), "", "stop", 0)
+    parts.lengths.observe([Group(judge("first"), (1,), (rollout,))])
     for kl in (0.2, 0.3):
         parts.kl_schedule.observe(kl)
 
@@ -83,6 +87,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path, make_parts: Make
     assert resumed.state_dict() == state.state_dict()
     assert [task.id for task in fresh.stream.take(30)] == [task.id for task in parts.stream.take(30)]
     assert fresh.pool.take(2) == [judge("first"), judge("second")]
+    assert fresh.lengths.expected("judge_pair", 9) == 2
     assert fresh.kl_schedule.coef(0, 1) == parts.kl_schedule.coef(0, 1) > 0.1
     assert [fresh.rng.gauss(0, 1) for _ in range(5)] == [parts.rng.gauss(0, 1) for _ in range(5)]
 
@@ -97,6 +102,16 @@ def test_other_tasks_start_at_their_beginning_with_a_warning(
     assert "the stream starts anew" in caplog.text
     assert other.stream.take(11) == make_parts(questions=11).stream.take(11)
     assert len(other.pool) == 2
+
+
+def test_a_checkpoint_without_response_lengths_can_be_gone_on_with(tmp_path: Path, make_parts: MakeParts) -> None:
+    cfg, parts = settings(tmp_path), make_parts()
+    used(parts)
+    saved = RunState(cfg, parts, step=7).state_dict()
+    del saved["lengths"]
+    fresh = make_parts()
+    RunState(cfg, fresh).load_state_dict(saved)
+    assert fresh.lengths.expected("judge_pair", 9) == 9
 
 
 def test_another_kind_of_kl_schedule_begins_with_its_own_state(tmp_path: Path, make_parts: MakeParts) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from spark_megatron.engine.weights.placement import Placement
-from spark_megatron.engine.weights.table import Row
+from spark_megatron.slices import Row
 
 Bucket = list[tuple[str, Tensor]]
 
@@ -72,13 +72,13 @@ def load_hf(placement: Placement, directory: str | Path) -> None:
                     raise ValueError(
                         f"{path}: {name} has shape {tuple(tensor.get_shape())}, its config.json calls for {shape}"
                     )
-            if row.mcore in placement.local:
+            if row.full_name in placement.local:
                 _fill(placement, row, tensors)
 
 
 @torch.no_grad()
 def _fill(placement: Placement, row: Row, tensors: list[Any]) -> None:
-    parameter = placement.local[row.mcore]
+    parameter = placement.local[row.full_name]
     end = 0
     for offset, segment in row.segments(placement.parallel.layout.tensor, placement.parallel.tensor_rank):
         index = (slice(None),) * row.dim + (slice(segment.start, segment.stop),)
@@ -150,7 +150,7 @@ def _gather(placement: Placement, units: list[_Unit], like: Tensor) -> Tensor:
     gathered = torch.empty(group.size(), sum(sizes), dtype=like.dtype, device=like.device)
     if unit.stage == parallel.pipeline_rank:
         own = parallel.expert_rank if unit.of_experts else 0
-        shards = [placement.local[unit.rows[own].mcore].detach() for unit in units]
+        shards = [placement.local[unit.rows[own].full_name].detach() for unit in units]
         dist.all_gather_into_tensor(gathered.view(-1), torch.cat([x.flatten() for x in shards]), group=group)
     if parallel.layout.pipeline > 1:
         source = dist.get_global_rank(parallel.pipeline_group, unit.stage)

@@ -1,110 +1,14 @@
 """One declarative table per model: which HF tensors make which megatron-core parameter, and how it is cut.
 
-A row is plain data: it lists, in order, the pieces of HF tensors that a parameter consists of. Loading, export to HF,
-the hand-over to the sampler and the shapes of every rank's parameters are all derived from ``Row.segments``.
+Loading, export to HF, the hand-over to the sampler and the shapes of every rank's parameters are all derived from it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from spark_megatron.architecture import Architecture
-
-FIRST, LAST = "first", "last"
-"""Places of rows that belong to a pipeline end rather than to a layer."""
-
-Place = int | str
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Elements ``start`` to ``stop`` of the HF tensor number ``tensor`` of a row, along the row's dimension."""
-
-    tensor: int
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-
-Block = tuple[Segment, ...]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One megatron-core parameter.
-
-    Tensor parallelism cuts each of ``blocks`` into equal parts; rank r holds the r-th part of every block, one behind
-    the other. A block that does not divide is padded with zeros at its end (the vocabulary).
-    """
-
-    hf: tuple[str, ...]
-    """Names of the HF tensors."""
-    shapes: tuple[Shape, ...]
-    """Their shapes."""
-    pattern: str
-    """The parameter's name with {layer} and {expert} for the indices."""
-    place: Place
-    """The layer, counted over the whole model, or the pipeline end that holds the parameter."""
-    blocks: tuple[Block, ...]
-    dim: int = 0
-    """The dimension along which segments lie behind one another."""
-    cut: bool = True
-    """Whether tensor parallelism cuts the parameter; otherwise every rank holds all of it."""
-    expert: int | None = None
-    """The expert, counted over all of its layer."""
-    exported: bool = True
-    """False for a second copy of another row's tensor."""
-
-    def name(self, layer: int | None = None, expert: int | None = None) -> str:
-        """The parameter's name in a model part that counts this layer and expert as given."""
-        return self.pattern.format(layer=layer, expert=expert)
-
-    @property
-    def mcore(self) -> str:
-        """The parameter's name in a model that is on one rank as a whole; unique in a table."""
-        return self.name(self.place if isinstance(self.place, int) else None, self.expert)
-
-    @property
-    def elements(self) -> int:
-        """Number of elements of the HF tensors."""
-        return sum(math.prod(shape) for shape in self.shapes)
-
-    def _part(self, block: Block, tp: int) -> int:
-        return -(-sum(map(len, block)) // tp) if self.cut else sum(map(len, block))
-
-    def shard_shape(self, tp: int) -> Shape:
-        """Shape of the parameter on each of ``tp`` tensor-parallel ranks."""
-        size = sum(self._part(block, tp) for block in self.blocks)
-        return (*self.shapes[0][: self.dim], size, *self.shapes[0][self.dim + 1 :])
-
-    def segments(self, tp: int, rank: int) -> Iterator[tuple[int, Segment]]:
-        """(offset in the parameter, segment) of everything that tensor-parallel rank ``rank`` holds, in order.
-
-        What no segment covers is padding.
-        """
-        base = 0
-        for block in self.blocks:
-            part = self._part(block, tp)
-            begin, end = (rank * part, (rank + 1) * part) if self.cut else (0, part)
-            position = 0
-            for segment in block:
-                low, high = max(begin, position), min(end, position + len(segment))
-                if low < high:
-                    shift = segment.start - position
-                    yield base + low - begin, Segment(segment.tensor, low + shift, high + shift)
-                position += len(segment)
-            base += part
-
-
-def copy(name: str, pattern: str, place: Place, shape: Shape, *, dim: int | None = None, exported: bool = True) -> Row:
-    """One tensor, the same on both sides, cut along ``dim`` (None: replicated)."""
-    blocks = ((Segment(0, 0, shape[dim or 0]),),)
-    return Row((name,), (shape,), pattern, place, blocks, dim or 0, dim is not None, exported=exported)
+from spark_megatron.slices import FIRST, LAST, Row, Segment, Shape, copy
 
 
 def qkv(prefix: str, suffix: str, pattern: str, layer: int, model: Architecture, tail: Shape) -> Row:
