@@ -1,5 +1,10 @@
+import json
 import os
 import random
+import threading
+import time
+from pathlib import Path
+from queue import Queue
 
 import numpy as np
 import pytest
@@ -72,6 +77,57 @@ def test_variables_that_are_set_are_respected(monkeypatch: pytest.MonkeyPatch) -
     runtime.prepare_environment()
     assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
     assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> Queue[int]:
+    """The exit codes with which this process would have ended."""
+    codes: Queue[int] = Queue()
+    monkeypatch.setattr(os, "_exit", codes.put)
+    monkeypatch.setattr(runtime, "_LAST_RESORT_S", 1000.0)
+    return codes
+
+
+def test_a_deadline_ends_what_makes_no_progress(ended: Queue[int], capfd: pytest.CaptureFixture[str]) -> None:
+    """It tells what hung, and where all threads are."""
+    with runtime.deadline(0.05, "waiting"):
+        assert ended.get(timeout=60) == runtime.HUNG
+    said = capfd.readouterr().err
+    assert said.startswith("rank 0: no progress in waiting for 0.05 s (engine.timeout_s)\n")
+    assert "test_a_deadline_ends_what_makes_no_progress" in said
+
+
+def test_a_deadline_leaves_alone_what_makes_progress(ended: Queue[int]) -> None:
+    """However long it takes in all; an inner one that ends in time does not end the outer one."""
+    with runtime.deadline(1.0, "working"):
+        for _ in range(30):
+            with runtime.deadline(30.0, "a part"):
+                time.sleep(0.05)
+            runtime.alive()
+    runtime.alive()
+    assert ended.empty()
+    with runtime.deadline(0.05, "waiting"):
+        with runtime.deadline(30.0, "a part"):
+            pass
+        assert ended.get(timeout=60) == runtime.HUNG
+
+
+def test_an_error_is_not_held_up_by_a_deadline(ended: Queue[int]) -> None:
+    with pytest.raises(KeyError), runtime.deadline(30.0, "working"):
+        raise KeyError
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("deadline")]
+
+
+def test_the_launcher_is_told_what_hung(ended: Queue[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    with runtime.deadline(0.05, "waiting"):
+        ended.get(timeout=60)
+    told = json.loads((tmp_path / "error.json").read_text())["message"]["message"]
+    assert told == "TimeoutError: rank 0: no progress in waiting for 0.05 s (engine.timeout_s)"
+
+
+def test_gathering_after_work_alone_needs_nobody() -> None:
+    assert runtime.gather_after("work", 5) == [5]
 
 
 def test_provenance_names_revision_and_versions() -> None:

@@ -29,7 +29,7 @@ def check_backend(config: Config) -> None:
         _check_lengths(config, backend["max_model_len"])
     if "tensor_parallel" in backend:
         _check_ranks(config, model, backend["tensor_parallel"])
-    if "kv_cache_mb" in backend:
+    if backend.keys() >= {"kv_cache_mb", "max_model_len", "tensor_parallel"}:
         given, longest = backend["kv_cache_mb"], backend["max_model_len"]
         needed = kv_cache_bytes(model, config.model.dtype, backend["tensor_parallel"], longest)
         if given * _MIB < needed:

@@ -47,7 +47,6 @@ class TransformersSampler:
     has_model = True
     tensor_parallel = 1
     cache_block = 0
-    cache_block = 0
 
     def __init__(
         self, *, model: str, tokenizer: Any, dtype: str, stop_tokens: Sequence[int], batch_size: int, max_model_len: int

@@ -122,6 +122,7 @@ class VLLMSampler:
         # The worker shares this process: its receiving end can be spoken to without a remote call for each module.
         [self._receiver] = self.llm.collective_rpc(_receiver)
         self.tokenizer, self.stop_tokens, self.max_model_len = tokenizer, list(stop_tokens), max_model_len
+        self._asleep: set[str] = set()
         self.sleep_level, self.tensor_parallel = sleep_level, tensor_parallel
         self.cache_block = self.llm.llm_engine.vllm_config.cache_config.block_size if prefix_cache else 0
         self.weight_version = -1
@@ -129,11 +130,13 @@ class VLLMSampler:
         self.replicas = dist.get_world_size() // tensor_parallel
 
     def generate(self, requests: Sequence[Request]) -> list[tuple[Rollout, ...]]:
-        """The continuations of each request; RuntimeError while no weights were loaded."""
+        """The continuations of each request; RuntimeError without weights, and in its sleep."""
         from vllm import SamplingParams
 
         if self.weight_version < 0:
             raise RuntimeError("the sampler holds no weights yet: hand them over before the first request")
+        if self._asleep:
+            raise RuntimeError(f"the sampler has given back its {' and '.join(sorted(self._asleep))}: wake it first")
         params = [
             SamplingParams(
                 n=r.n,
@@ -198,12 +201,14 @@ class VLLMSampler:
         """Give back the memory that ``sleep_level`` names."""
         if self.sleep_level:
             self.llm.sleep(self.sleep_level)
+            self._asleep = {"weights", "kv_cache"}
         if self.sleep_level == 2:
             self.weight_version = -1
 
     def wake(self, what: Literal["weights", "kv_cache"]) -> None:
-        if self.sleep_level:
+        if what in self._asleep:
             self.llm.wake_up(tags=[what])
+            self._asleep.remove(what)
 
     def close(self) -> None:
         """Leave vLLM's process groups; call it before the job's own group is destroyed (which vLLM's way would do)."""

@@ -19,7 +19,8 @@ def vllm_rows(model: Architecture) -> list[Row]:
     """All parameters in forward order; the experts of a layer are one row each of two parameters that hold all."""
     vocab = (model.vocab, model.hidden)
     embedding = copy("model.embed_tokens.weight", "model.embed_tokens.weight", FIRST, vocab, dim=0)
-    rows = [replace(embedding, multiple=_VOCABULARY_MULTIPLE)]
+    embedding = replace(embedding, multiple=_VOCABULARY_MULTIPLE)
+    rows = [embedding]
     for layer in range(model.layers):
         rows += _attention(model, layer) + (_experts if model.sparse[layer] else _mlp)(model, layer)
     rows.append(copy("model.norm.weight", "model.norm.weight", LAST, (model.hidden,)))

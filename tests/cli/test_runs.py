@@ -98,18 +98,33 @@ def scripted(blank: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 @pytest.fixture(scope="module")
-def sampled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
-    """The rows of a run of joint updates with vLLM."""
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, float]]]:
+    """The rows of a run of alternating periods with the reference backend, and of one of joint updates with vLLM."""
     root = tmp_path_factory.mktemp("sampled")
-    distributed.run(2, IN_RANKS, root / "job", starts=[(*joint("rl"), *SMALL, f"run_dir={root / 'run'}")])
-    return rows(root / "run")
+    reference = ("experiment=spark_tiny", "rollout=transformers", "trainer.total_steps=2", *SMALL, "eval.items=2")
+    starts = {"transformers": reference, "vllm": (*joint("rl"), *SMALL)}
+    settings = [(*overrides, f"run_dir={root / name}") for name, overrides in starts.items()]
+    distributed.run(2, IN_RANKS, root / "job", starts=settings)
+    return {name: rows(root / name) for name in starts}
+
+
+def test_the_reference_backend_samples_for_training(sampled: dict[str, list[dict[str, float]]]) -> None:
+    """Its log-probs are the trainer's, before and after an update."""
+    assert len(sampled["transformers"]) == 2
+    for row in sampled["transformers"]:
+        assert 0 < row["handoff/probe_max_abs"] < 1e-4
+        assert 0 < row["mismatch/max_abs"] < 1e-4
+        assert 1.0 <= row["rollout/imbalance"] < 2.0
+        assert row["rollout/too_long"] == 0
+        assert row["policy/first_ratio"] == 1.0
+        assert row["policy/grad_norm"] > 0
 
 
 @pytest.mark.parametrize("mode", ["supervised", "rl"])
 def test_joint_update_learns_all_components_at_once(
-    mode: str, scripted: dict[str, list[dict[str, float]]], sampled: list[dict[str, float]]
+    mode: str, scripted: dict[str, list[dict[str, float]]], sampled: dict[str, list[dict[str, float]]]
 ) -> None:
-    (row,) = sampled if mode == "rl" else scripted["supervised"]
+    (row,) = sampled["vllm"] if mode == "rl" else scripted["supervised"]
     assert "reward_period/loss" not in row
     assert row["policy/first_kl"] == 0.0
     assert row["policy/first_ratio"] == 1.0
@@ -178,6 +193,17 @@ def test_a_signal_ends_all_ranks_and_leaves_the_run_readable(
     assert f"the same command with run_dir={run_dir} goes on from the last checkpoint" in output
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     assert len(rows(run_dir)) >= 2
+
+
+def test_a_rank_that_hangs_ends_the_job_and_is_named(tmp_path: Path) -> None:
+    """With what it was doing; the rank that waits for it ends too, and is not taken for the cause."""
+    hanging = "rollout.backend._target_=tests.rollout.ranks_groups.Hanging"
+    settings = ("experiment=spark_tiny", "parallel=dp2", *SCRIPTED, hanging, "engine.timeout_s=15")
+    process = start(tmp_path / "run", *settings)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 1
+    assert "rank 1 failed first (exit code 124): TimeoutError: rank 1: no progress in sampling for 15 s" in output
+    assert re.search(r"ranks_groups.py., line \d+ in generate", output), "the stacks of the rank that hung"
 
 
 def test_a_rank_that_dies_ends_the_job_and_is_named(endless: tuple[subprocess.Popen[str], Path]) -> None:

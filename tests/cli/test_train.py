@@ -49,6 +49,8 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         ("rollout.samples_per_task=1", "rollout.samples_per_task=1: a group needs at least 2 rollouts, or every "
          "advantage is 0"),
         ("recycle.pairwise_prob=2", "recycle.pairwise_prob=2: must lie in [0, 1]"),
+        ("rollout.backend.kv_cache_mb=0", "rollout.backend.kv_cache_mb=0 cannot hold the keys and values of one "
+         "sequence of rollout.backend.max_model_len=128 tokens: set it to 1 or more"),
         ("--multirun", "--multirun is no option; there are --help and --check, all else is written name=value"),
     ],
 )  # fmt: skip

@@ -1,148 +1,257 @@
-"""What the ranks of the hand-off tests run: real training engines, real samplers, and planted faults."""
+"""What the ranks of the hand-over tests run: real training engines, real samplers, and planted faults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from spark_megatron.engine.engine import Engine
 from spark_megatron.engine.optim import OptimSettings
-from spark_megatron.engine.parallel import Layout, Parallel
-from spark_megatron.hybrid.handoff import HandoffError, Hybrid, Probe
+from spark_megatron.engine.parallel import Parallel
+from spark_megatron.hybrid import transfer
+from spark_megatron.hybrid.handoff import HandoffError, Hybrid
+from spark_megatron.hybrid.proof import Probe
 from spark_megatron.rollout import weight_transfer
 from spark_megatron.rollout.base import Request, Sampler
+from spark_megatron.rollout.vllm import VLLMSampler
 from tests import training_rows as step
 from tests.engine.ranks_engine import layout
+from tests.hybrid.cases import CASES
 from tests.rollout.ranks_groups import byte_tokenizer, scripted
-from tests.rollout.ranks_vllm import prompt, sampler
+from tests.rollout.ranks_vllm import engine_arguments, prompt, sampler
 
-BOUND = 1e-3
-PROBE = Probe(tuple(prompt(length, seed=length) for length in (6, 17, 30, 9)), new_tokens=6, bound=BOUND)
-REQUESTS = [Request(prompt(length, seed=length), 2, 0.7, 8, seed=1000 * length) for length in (5, 20, 140)]
+PROBE = Probe(
+    tuple(prompt(length, seed=length) for length in (6, 17, 30, 9)), new_tokens=6, bound=1e-3, every=1, compare_every=1
+)
+REQUESTS = [Request(prompt(length, seed=length), 1, 0.0, 8, seed=1000 * length) for length in (5, 20, 140)]
 SETTINGS = OptimSettings(**step.OPTIM | {"lr": 5e-3})
+RELEASE = ("optimizer", "gradients", "parameters")
 
-Exported = Iterator[list[tuple[str, Tensor]]]
 
-
-def on_all_layouts(models: dict[str, Path]) -> dict[str, Any]:
-    """Trainer layout and sampler layout -> what was handed over and sampled; the faults under "faults"."""
-    answers: dict[str, Any] = {}
-    for model, path in models.items():
-        single = sampler(path)
-        with layout(Layout(tensor=2)) as parallel:
-            engine = engine_of(path, parallel)
-            answers[model, "tp2", 1] = updated(engine, single)
-            if model == "qwen2":
-                answers["faults"] = faults(engine, single)
-                answers["without_model"] = without_model(engine)
-        with layout(Layout(pipeline=2)) as parallel:
-            engine = engine_of(path, parallel)
-            answers[model, "pp2", 1] = updated(engine, single)
-            single.close()
-            if model == "qwen2":
-                double = sampler(path, tensor_parallel=2)
-                answers[model, "pp2", 2] = updated(engine, double)
-                double.close()
+def on_all_layouts(models: dict[str, Path], out: Path) -> dict[Any, Any]:
+    """Each case of this world size: what was handed over after some updates and what was sampled then."""
+    answers: dict[Any, Any] = {}
+    for (model, dtype, degree), layouts in CASES[dist.get_world_size()].items():
+        to = sampler(models[model], dtype=dtype, tensor_parallel=degree)
+        for number, degrees in enumerate(layouts):
+            with layout(degrees) as parallel:
+                engine = engine_of(models[model], parallel, dtype)
+                target = out / f"{model}_{dtype}_{degree}_{number}"
+                answers[model, dtype, degree, number] = updated(engine, to, target)
+                if (model, degree) == ("qwen2", 1) and dist.get_world_size() == 2 and number == 0:
+                    answers["faults"] = faults(engine, to)
+                    answers["turns"] = turns(engine, to)
+                    answers["without_model"] = without_model(engine)
+                if (model, degree, number) == ("qwen3_moe_mixed", 2, 0):
+                    answers["expert_faults"] = expert_faults(engine, to)
+        # Leaving vLLM's process groups leaves those of all its engines: this comes last.
+        answers[model, dtype, degree, "fresh"] = fresh(target, dtype, degree)
     return answers
 
 
-def engine_of(path: Path, parallel: Parallel) -> Engine:
-    return Engine(path, parallel, torch.float32, SETTINGS, bucket_bytes=60_000, logits_bytes=60_000)
+def engine_of(path: Path, parallel: Parallel, dtype: str = "fp32") -> Engine:
+    kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    return Engine(path, parallel, kind, SETTINGS, bucket_bytes=60_000, logits_bytes=60_000)
 
 
 def learn(engine: Engine) -> None:
     rows, parallel = step.samples(), engine.parallel
-    batches = step.batches_of(rows, 64, parallel.data, parallel.data_rank)
+    batches = step.batches_of(rows, 96, parallel.data, parallel.data_rank)
     for batch, logprobs in zip(batches, engine.logprobs(batches, step.TEMPERATURE), strict=True):
         batch.old_logprobs = batch.ref_logprobs = logprobs
     engine.update(batches, step.LOSS, step.TEMPERATURE)
 
 
-def updated(engine: Engine, to: Sampler) -> dict[str, Any]:
-    """Hand over, learn, hand over again; what is sampled then, and how often weights moved."""
-    # The sampler may hold another engine's weights under the same number.
-    to.weight_version = -1
-    hybrid = Hybrid(engine, to, PROBE)
-    with mock.patch.object(to, "start_update", wraps=to.start_update) as start:
+def sampled(to: Sampler) -> list[tuple[Any, ...]]:
+    return list(zip(REQUESTS, to.generate(REQUESTS), strict=True))
+
+
+def updated(engine: Engine, to: Sampler, target: Path) -> dict[str, Any]:
+    """Hand over, update three times, hand over again; what is sampled then, and what moved."""
+    to.weight_version = -1  # the sampler may hold another engine's weights under the same number
+    bound = 1e-3 if next(iter(engine.placement.local.values())).dtype == torch.float32 else 0.5
+    hybrid = Hybrid(engine, to, replace(PROBE, bound=bound), RELEASE)
+    sent = 0
+
+    def counted(work: Sequence[Any]) -> list[Any]:
+        nonlocal sent
+        sent += sum(op.tensor.numel() for op in work if op.op is dist.irecv)
+        return original(work)
+
+    original = dist.batch_isend_irecv
+    with mock.patch.object(dist, "batch_isend_irecv", counted):
+        with hybrid.generating():
+            pass
+        with hybrid.training():
+            for _ in range(3):
+                learn(engine)
         with hybrid.generating() as sampling:
-            first = sampling.generate(REQUESTS)
-        with hybrid.generating() as sampling:
-            again = sampling.generate(REQUESTS)
-        starts = [start.call_count]
-        learn(engine)
-        with hybrid.generating() as sampling:
-            second = sampling.generate(REQUESTS)
-        starts.append(start.call_count)
+            answer = sampled(sampling)
+    with hybrid.training():
+        engine.save_hf(target)
     return {
-        "starts": starts,
-        "repeats": [[r.tokens for r in g] for g in first] == [[r.tokens for r in g] for g in again],
-        "versions": ({r.weight_version for g in first for r in g}, {r.weight_version for g in second for r in g}),
-        "engine_version": engine.weight_version,
-        "error": hybrid.last_error,
-        "rollouts": list(zip(REQUESTS, second, strict=True)),
-        "weights": {name: tensor.clone() for bucket in engine.export() for name, tensor in bucket},
-        "replica": (to.replica, to.replicas),
+        "rollouts": answer,
+        "target": target,
+        "probe_error": hybrid.last["probe_max_abs"],
+        "bytes": (sent, 2 * hybrid.transfer.bytes),
+        "staging": hybrid.transfer.staging,
+        "version": engine.weight_version,
     }
 
 
-def swapped(export: Callable[[], Exported]) -> Exported:
-    """Gate and up projection of one layer under each other's names."""
-    layer = "model.layers.1.mlp."
-    for bucket in export():
-        names = {
-            f"{layer}gate_proj.weight": f"{layer}up_proj.weight",
-            f"{layer}up_proj.weight": f"{layer}gate_proj.weight",
+def fresh(directory: Path, dtype: str, degree: int) -> Any:
+    """The same requests to a new vLLM that loads the exported directory by itself."""
+    with engine_arguments(load_format="auto"):
+        other = sampler(directory, dtype=dtype, tensor_parallel=degree)
+    other.weight_version = 0
+    answer = sampled(other)
+    other.close()
+    return answer
+
+
+def turns(engine: Engine, to: VLLMSampler) -> dict[str, Any]:
+    """Who holds what in whose turn, in which order; and how often weights move."""
+    hybrid = Hybrid(engine, to, PROBE, RELEASE)
+    calls: list[str] = []
+    watched = [(to, name) for name in ("sleep", "wake", "start_update", "finish_update", "differing")]
+    watched += [(engine, name) for name in ("release", "restore")]
+    with ExitStack() as stack:
+        for owner, name in watched:
+            stack.enter_context(mock.patch.object(owner, name, noted(calls, name, getattr(owner, name))))
+        stack.enter_context(mock.patch.object(to, "sleep_level", 2))
+        to.weight_version = -1
+        with hybrid.generating():
+            gradients = sum(x.untyped_storage().nbytes() for x in engine._gradients())
+            first = sampled(to)
+            with hybrid.generating():
+                again = sampled(to)
+        with hybrid.training():
+            lost = to.weight_version
+            try:
+                to.generate(REQUESTS)
+                asleep = "sampled"
+            except RuntimeError as error:
+                asleep = str(error)
+            order = list(calls)
+            learn(engine)
+        cycles = []
+        for _ in range(3):
+            with hybrid.generating():
+                cycles.append(sampled(to))
+            with hybrid.training():
+                pass
+        with hybrid.generating():
+            pass
+    return {
+        "order": order,
+        "gradients": gradients,
+        "repeats": first == again,
+        "cycles": [[[r.tokens for r in group] for _, group in cycle] for cycle in cycles],
+        "lost": lost,
+        "asleep": asleep,
+        "figures": hybrid.last,
+    }
+
+
+def noted(calls: list[str], name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        calls.append(" ".join([name, *(str(a) for a in arguments if isinstance(a, str))]))
+        return original(*arguments)
+
+    return call
+
+
+Shipped = Iterator[dict[str, Tensor]]
+
+
+def swapped(shipped: Shipped) -> Shipped:
+    """Gate and up projection of one layer in each other's place."""
+    for shards in shipped:
+        yield {
+            name: torch.cat(tensor.chunk(2)[::-1]) if name == "model.layers.1.mlp.gate_up_proj.weight" else tensor
+            for name, tensor in shards.items()
         }
-        yield [(names.get(name, name), tensor) for name, tensor in bucket]
 
 
-def dropped(export: Callable[[], Exported]) -> Exported:
-    """Without the bucket of one attention output."""
-    for bucket in export():
-        if not any(name == "model.layers.2.self_attn.o_proj.weight" for name, _ in bucket):
-            yield bucket
+def wrong_slice(shipped: Shipped) -> Shipped:
+    """The key of one layer shifted by a row."""
+    for shards in shipped:
+        name = "model.layers.3.self_attn.qkv_proj.weight"
+        if name in shards:
+            shards = shards | {name: shards[name].clone()}
+            shards[name][128:192] = shards[name][129:193].clone()
+        yield shards
 
 
-def faults(engine: Engine, to: Sampler) -> dict[str, Any]:
+def dropped(shipped: Shipped) -> Shipped:
+    """Without one attention output."""
+    yield from (shards for shards in shipped if "model.layers.2.self_attn.o_proj.weight" not in shards)
+
+
+def faults(engine: Engine, to: VLLMSampler) -> dict[str, Any]:
     """Each fault on a hand-over of newly learned weights, then the same hand-over without it."""
-    hybrid = Hybrid(engine, to, PROBE)
-    export = engine.export
-    plants: dict[str, Callable[[], Any]] = {
-        "swapped": lambda: mock.patch.object(engine, "export", side_effect=partial(swapped, export)),
-        "dropped": lambda: mock.patch.object(engine, "export", side_effect=partial(dropped, export)),
-        "stale head": lambda: mock.patch.object(weight_transfer, "repack_tied_head"),
-        "stale version": lambda: mock.patch.object(engine, "export", return_value=()),
-    }
+
+    def spoil(by: Callable[[Shipped], Shipped]) -> Callable[[], Any]:
+        run = transfer.Transfer.run
+        return lambda: mock.patch.object(transfer.Transfer, "run", lambda self: by(run(self)))
+
+    return planted(
+        engine,
+        to,
+        {
+            "swapped": spoil(swapped),
+            "wrong slice": spoil(wrong_slice),
+            "dropped": spoil(dropped),
+            "nothing": spoil(lambda shipped: iter(())),
+            "stale head": lambda: mock.patch.object(weight_transfer, "repack_tied_head"),
+            "stale cache": lambda: mock.patch.object(to.llm, "reset_prefix_cache", return_value=True),
+        },
+    )
+
+
+def expert_faults(engine: Engine, to: VLLMSampler) -> dict[str, Any]:
+    return planted(engine, to, {"stale experts": lambda: mock.patch.object(weight_transfer, "forget_expert_kernels")})
+
+
+def planted(engine: Engine, to: VLLMSampler, plants: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    # Tensors are compared when the log-probs tell that something is wrong.
+    hybrid = Hybrid(engine, to, replace(PROBE, compare_every=0), RELEASE)
+    with hybrid.generating():
+        pass
     answers = {}
     for name, plant in plants.items():
-        learn(engine)
+        with hybrid.training():
+            learn(engine)
         message = "accepted"
-        with ExitStack() as stack:
-            stack.enter_context(plant())
+        with plant():
             try:
-                stack.enter_context(hybrid.generating())
+                with hybrid.generating():
+                    pass
             except HandoffError as error:
                 message = str(error)
-        found = hybrid.last_error
-        hybrid.hand_over()
-        answers[name] = {
-            "message": message,
-            "error": found,
-            "version": engine.weight_version,
-            "after": hybrid.last_error,
-        }
+        error = hybrid.last.get("probe_max_abs")
+        refused = to.weight_version
+        with hybrid.generating():
+            answers[name] = {
+                "message": message,
+                "error": error,
+                "refused": refused,
+                "version": engine.weight_version,
+                "after": hybrid.last["probe_max_abs"],
+            }
     return answers
 
 
 def without_model(engine: Engine) -> int:
     """How far the version of a sampler without a model is from the trainer's after a hand-over."""
-    hybrid = Hybrid(engine, scripted(byte_tokenizer(), ["1"]), PROBE)
+    hybrid = Hybrid(engine, scripted(byte_tokenizer(), ["1"]), PROBE, RELEASE)
     with hybrid.generating() as sampling:
         return sampling.weight_version - engine.weight_version

@@ -26,6 +26,7 @@ from spark_megatron.hybrid.proof import shards_of
 from spark_megatron.rollout import vllm as backend
 from spark_megatron.rollout import weight_transfer
 from spark_megatron.rollout.base import Request, Sampler
+from spark_megatron.rollout.fit import kv_cache_bytes
 from spark_megatron.rollout.vllm import VLLMSampler
 from spark_megatron.types import Rollout
 
@@ -85,6 +86,12 @@ def hand_over(to: Sampler, directory: Path, version: int, order: int = 1) -> Non
     to.finish_update(version)
 
 
+def smallest_mb(directory: Path) -> int:
+    """What is accepted before a start, for sequences of 512 tokens."""
+    model = Architecture.of(json.loads((directory / "config.json").read_text()))
+    return -(-kv_cache_bytes(model, "fp32", 1, 512) // 2**20)
+
+
 def prompt(length: int, seed: int) -> tuple[int, ...]:
     rng = random.Random(seed)
     return tuple(rng.randrange(3, 280) for _ in range(length))
@@ -115,6 +122,10 @@ def one_rank(models: dict[str, tuple[Path, Path]], dense: Sequence[str], stops: 
     answers["experts"] = experts(*models["qwen3_moe"])
     answers |= without_construction_cures(*models["qwen2"])
     answers["after_close"] = (dist.is_initialized(), dist.get_world_size())
+    try:
+        sampler(models["qwen2"][0], kv_cache_mb=smallest_mb(models["qwen2"][0]) - 1)
+    except RuntimeError as error:
+        answers["too_little_memory"] = str(error)
     return answers
 
 
@@ -199,7 +210,7 @@ def experts(first: Path, second: Path) -> dict[str, Answer]:
 def without_construction_cures(first: Path, second: Path) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     with engine_arguments(logprobs_mode="raw_logprobs"):
-        raw = sampler(first)
+        raw = sampler(first, kv_cache_mb=smallest_mb(first))
     hand_over(raw, second, 0)
     answers["raw"] = ask(raw, [5, 20])
     raw.close()

@@ -85,5 +85,8 @@ def test_what_fits_passes(tmp_path: Path, shape: dict[str, Any]) -> None:
     check_backend(typed(tmp_path, "parallel.tensor=1", "rollout.backend.tensor_parallel=2", f"model.path={folder}"))
 
 
-def test_a_backend_without_such_settings_is_left_to_itself(tmp_path: Path) -> None:
-    check_backend(typed(tmp_path, "rollout.backend={_target_: somebody.elses.Sampler}"))
+@pytest.mark.parametrize("absent", ["tensor_parallel", "max_model_len", "kv_cache_mb"])
+def test_a_backend_without_such_a_setting_is_left_to_itself(tmp_path: Path, absent: str) -> None:
+    settings = {"tensor_parallel": 2, "max_model_len": 100, "kv_cache_mb": 0 if absent != "kv_cache_mb" else 64}
+    given = [f"rollout.backend.{name}={value}" for name, value in settings.items()]
+    check_backend(typed(tmp_path, *given, f"~rollout.backend.{absent}"))

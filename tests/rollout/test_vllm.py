@@ -5,11 +5,14 @@ cache or a wrong temperature move log-probs of these models by 0.1 and more.
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from spark_megatron.rollout.transformers import TransformersSampler
 from spark_megatron.types import Rollout
 from tests import distributed, tiny_models
 from tests.conftest import ModelDirectory
@@ -136,6 +139,32 @@ def test_temperature_zero_takes_the_likeliest_token(
         with torch.no_grad():
             logits = model(torch.tensor([request.prompt + rollout.tokens])).logits[0, len(request.prompt) - 1 : -1]
         assert tuple(logits.argmax(-1).tolist()) == rollout.tokens
+
+
+def test_the_reference_backend_writes_the_same_greedy_text(
+    answers: dict[str, Any], models: dict[str, tuple[Path, Path]]
+) -> None:
+    path = models["qwen2"][1]
+    silent: Any = SimpleNamespace(decode=lambda *_, **__: "")
+    reference = TransformersSampler(
+        model=str(path), tokenizer=silent, dtype="fp32", stop_tokens=STOPS, batch_size=4, max_model_len=512
+    )
+    reference.load(load_file(path / "model.safetensors"))
+    reference.finish_update(1)
+    requests = [request for request, _ in answers["greedy"]]
+    for (_, (theirs,)), (ours,) in zip(answers["greedy"], reference.generate(requests), strict=True):
+        assert ours.tokens == theirs.tokens
+        assert ours.finish == theirs.finish
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=NEAR)
+
+
+def test_memory_for_one_sequence_is_needed_and_enough(answers: dict[str, Any]) -> None:
+    """What is refused before a start is what vLLM refuses: "raw" was sampled with the smallest number of megabytes."""
+    assert answers["raw"]
+    assert answers["too_little_memory"].startswith(
+        "rollout.backend.kv_cache_mb=1 with rollout.backend.max_model_len=512: vLLM does not start with this memory, "
+        "change one of them: To serve at least one request"
+    )
 
 
 def test_random_states_are_left_alone(answers: dict[str, Any]) -> None:
