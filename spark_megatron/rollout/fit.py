@@ -10,6 +10,7 @@ from typing import Any
 from spark_megatron import runtime
 from spark_megatron.architecture import Architecture
 from spark_megatron.config import Config
+from spark_megatron.rollout.vllm_rows import vllm_rows
 from spark_megatron.schema import ConfigError
 
 _ITEMSIZE = {"fp32": 4, "bf16": 2}
@@ -29,6 +30,8 @@ def check_backend(config: Config) -> None:
         _check_lengths(config, backend["max_model_len"])
     if "tensor_parallel" in backend:
         _check_ranks(config, model, backend["tensor_parallel"])
+    if backend.get("weights") == "fp8_blocks":
+        _check_fp8(config, model, backend["tensor_parallel"])
     if backend.keys() >= {"kv_cache_mb", "max_model_len", "tensor_parallel"}:
         given, longest = backend["kv_cache_mb"], backend["max_model_len"]
         needed = kv_cache_bytes(model, config.model.dtype, backend["tensor_parallel"], longest)
@@ -63,6 +66,23 @@ def _check_lengths(config: Config, longest: int) -> None:
                 f"{name}={new} leaves no room for a prompt in rollout.backend.max_model_len={longest} tokens: lower "
                 "the one or raise the other"
             )
+
+
+def _check_fp8(config: Config, model: Architecture, degree: int) -> None:
+    from spark_megatron.rollout import fp8  # it loads torch
+
+    name = "rollout.backend.weights=fp8_blocks"
+    lacking = fp8.missing(runtime.has_gpu())
+    if lacking:
+        raise ConfigError(f"{name}: {lacking}: set it to same")
+    if config.correction["_target_"].endswith(".no_correction"):
+        raise ConfigError(f"{name}, but correction=none: its rounding has to be corrected, add correction=truncated")
+    where = fp8.unaligned(model, vllm_rows(model), degree)
+    if where:
+        raise ConfigError(
+            f"{name} with rollout.backend.tensor_parallel={degree} cuts {where} inside of a block of {fp8.BLOCK}: "
+            "choose another degree, or set it to same"
+        )
 
 
 def _check_ranks(config: Config, model: Architecture, degree: int) -> None:

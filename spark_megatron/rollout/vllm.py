@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor
 
 from spark_megatron.architecture import Architecture
+from spark_megatron.rollout import fp8
 from spark_megatron.rollout.base import Request
 from spark_megatron.rollout.vllm_rows import vllm_rows
 from spark_megatron.runtime import alive, rng_preserved
@@ -43,6 +46,11 @@ def _memory_named(kv_cache_mb: int, max_model_len: int) -> Iterator[None]:
         ) from error
 
 
+def _quantised(model: str) -> dict[str, Any]:
+    described = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    return {"quantization_config": fp8.config(Architecture.of(described))}
+
+
 def _receiver(worker: Any) -> Any:
     return worker.weight_transfer_engine
 
@@ -70,6 +78,7 @@ class VLLMSampler:
         prefix_cache: reuse the keys and values of common prompt beginnings.
         sleep_level: what vLLM gives back while the trainer works. 0: nothing; 1: its weights go to host memory and the
             keys and values are dropped; 2: both are dropped. Without a GPU it only stops and forgets its cache.
+        weights: "same" as the trainer's, or "fp8_blocks": projections quantised at each hand-over (``rollout.fp8``).
     """
 
     has_model = True
@@ -88,6 +97,7 @@ class VLLMSampler:
         kv_cache_mb: int,
         prefix_cache: bool,
         sleep_level: Literal[0, 1, 2],
+        weights: Literal["same", "fp8_blocks"],
     ) -> None:
         from vllm import LLM
         from vllm.platforms import current_platform
@@ -116,6 +126,7 @@ class VLLMSampler:
                 enable_chunked_prefill=False,
                 max_num_batched_tokens=max(max_batched_tokens, max_model_len),
                 weight_transfer_config={"backend": weight_transfer.BACKEND},
+                hf_overrides=_quantised(model) if weights == "fp8_blocks" else None,
                 enable_sleep_mode=sleep_level > 0 and current_platform.is_cuda_alike(),
             )
             self.llm.init_weight_transfer_engine({"init_info": {}})

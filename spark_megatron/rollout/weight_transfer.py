@@ -26,7 +26,12 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
 
+from spark_megatron.rollout import fp8
+
 BACKEND = "spark_in_process"
+
+_SCALES = "_scale_inv"
+"""What vLLM appends to a weight's name for its scales."""
 
 
 @dataclass
@@ -83,28 +88,42 @@ def by_module(shards: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 def install(module: Any, shards: Mapping[str, Tensor]) -> None:
     """Give ``module`` new values of all its parameters, in the form in which vLLM's loaders would leave them.
 
+    Weights of a module that has scales are quantised.
+
     Raises:
         ValueError: a shard of another shape than the parameter, or not all parameters are given.
     """
-    kernel = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
-    if kernel.keys() != shards.keys():
-        raise ValueError(f"{type(module).__name__} has the parameters {sorted(kernel)}, it was given {sorted(shards)}")
-    unloaded = get_layerwise_info(module).restore_metadata[0]
-    for name, shard in shards.items():
-        expected = unloaded.get(name, kernel[name])  # vLLM keeps no other form of a bias
-        if expected.shape != shard.shape:
+    before = dict(module._parameters)
+    kernel = {name: parameter for name, parameter in before.items() if parameter is not None}
+    # vLLM keeps no other form of a bias.
+    expected = get_layerwise_info(module).restore_metadata[0] | {k: p for k, p in kernel.items() if k == "bias"}
+    given = quantised(shards, expected)
+    if expected.keys() != given.keys():
+        raise ValueError(f"{type(module).__name__} has the parameters {sorted(expected)}, it was given {sorted(given)}")
+    for name, shard in given.items():
+        if expected[name].shape != shard.shape:
             raise ValueError(
-                f"{type(module).__name__}.{name} has the shape {tuple(expected.shape)}, its new values have "
+                f"{type(module).__name__}.{name} has the shape {tuple(expected[name].shape)}, its new values have "
                 f"{tuple(shard.shape)}"
             )
-        module._parameters[name] = _in_the_form_of(expected, shard)
+        module._parameters[name] = _in_the_form_of(expected[name], shard)
     if _is_processed(module, kernel):
         module.__dict__.pop("cpu_linear", None)  # the old packed weights go before the new ones take memory
         module._already_called_process_weights_after_loading = False
         module.quant_method.process_weights_after_loading(module)
     for name, parameter in kernel.items():
         parameter.data.copy_(module._parameters[name])
-        module._parameters[name] = parameter
+    module._parameters.clear()
+    module._parameters.update(before)
+
+
+def quantised(shards: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The shards, with values and scales in place of those weights of which ``expected`` has scales."""
+    found = dict(shards)
+    for name in shards:
+        if f"{name}{_SCALES}" in expected:
+            found[name], found[f"{name}{_SCALES}"] = fp8.quantise(found[name])
+    return found
 
 
 def _in_the_form_of(expected: Tensor, shard: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -41,8 +42,8 @@ def step_folder(run_dir: Path, step: int) -> Path:
 
 def numbers(run_dir: Path) -> list[dict[str, Any]]:
     """The metrics of each step but for times and memory, which are the machine's."""
-    own = ("time", "memory", "tokens/per_s")
-    return [{k: v for k, v in row.items() if not k.startswith(own)} for row in read_steps(run_dir / "metrics.jsonl")]
+    own = re.compile(r"time|memory|tokens/per_s|handoff/.*_s$")
+    return [{k: v for k, v in row.items() if not own.match(k)} for row in read_steps(run_dir / "metrics.jsonl")]
 
 
 def groups(run_dir: Path) -> list[dict[str, Any]]:

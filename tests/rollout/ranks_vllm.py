@@ -70,6 +70,7 @@ def sampler(model: Path, **changed: Any) -> VLLMSampler:
         "kv_cache_mb": 64,
         "prefix_cache": True,
         "sleep_level": 0,
+        "weights": "same",
     }
     made = VLLMSampler(model=str(model), tokenizer=Numbers(), **settings | changed)
     _kept.append(made)
