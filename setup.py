@@ -36,6 +36,7 @@ setup(
         "console_scripts": [
             "spark-train=spark_megatron.cli.train:main",
             "spark-report=spark_megatron.cli.report:main",
+            "spark-plan=spark_megatron.cli.plan:main",
         ]
     },
 )

@@ -278,34 +278,40 @@ def _check_verifiers(config: Config) -> None:
             )
 
 
-def _check_model(config: Config) -> None:
-    """The layout against the number of ranks and the model's sizes, which its config.json has."""
-    path = Path(config.model.path) / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"model.path={config.model.path} is not a model directory: {path} does not exist")
+def described(setting: str, file: Path) -> tuple[Architecture, int]:
+    """The sizes in a config.json of a known family, and the most tokens that the model takes.
+
+    Raises:
+        ConfigError: names ``setting`` ("name=value"), the file, and what is wrong with it.
+    """
+    if not file.is_file():
+        raise ConfigError(f"{setting} is not a model directory: {file} does not exist")
     try:
-        described = dict(json.loads(path.read_text(encoding="utf-8")))
+        found = dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"model.path={config.model.path}: {path} holds no JSON object: {error}") from error
-    if described.get("model_type") not in FAMILIES:
+        raise ConfigError(f"{setting}: {file} holds no JSON object: {error}") from error
+    if found.get("model_type") not in FAMILIES:
         raise ConfigError(
-            f"model.path={config.model.path}: {path} has model_type={described.get('model_type')}; supported are "
-            f"{', '.join(FAMILIES)}"
+            f"{setting}: {file} has model_type={found.get('model_type')}; supported are {', '.join(FAMILIES)}"
         )
     try:
-        longest, model = described["max_position_embeddings"], Architecture.of(described)
+        return Architecture.of(found), found["max_position_embeddings"]
     except KeyError as error:
-        raise ConfigError(
-            f"model.path={config.model.path}: {path} has no {error.args[0]}: give a Hugging Face model directory"
-        ) from error
+        raise ConfigError(f"{setting}: {file} has no {error.args[0]}: give a Hugging Face model directory") from error
+
+
+def _check_model(config: Config) -> None:
+    """The layout against the number of ranks and the model's sizes, which its config.json has."""
+    setting, file = f"model.path={config.model.path}", Path(config.model.path) / "config.json"
+    model, longest = described(setting, file)
     try:
         config.parallel.layout.data(config.parallel.ranks)
         model.check(config.parallel.layout)
     except ValueError as error:
-        raise ConfigError(f"{error} (model.path={config.model.path})") from error
+        raise ConfigError(f"{error} ({setting})") from error
     new = config.rollout.max_new_tokens
     if new >= longest:
         raise ConfigError(
             f"rollout.max_new_tokens={new} leaves no room for a prompt: the model takes {longest} tokens "
-            f"(max_position_embeddings of {path})"
+            f"(max_position_embeddings of {file})"
         )

@@ -120,7 +120,9 @@ Cover = NDArray[np.bool_]
 
 
 @cache
-def _cells(source: Row, held_by: int, numbers: tuple[int, ...], target: Row, wanted_by: int) -> tuple[Any, Cover, Cover]:
+def _cells(
+    source: Row, held_by: int, numbers: tuple[int, ...], target: Row, wanted_by: int
+) -> tuple[Any, Cover, Cover]:
     """(length, held, wanted): the tensors of ``target`` cut at all borders, and which tensor-parallel ranks have each
     of the cells; [cells], [ranks, cells] and [ranks, cells]. ``numbers`` are those of its tensors in ``source``."""
     held = [

@@ -20,4 +20,4 @@ CASES: dict[int, dict[Key, list[Layout]]] = {
         ("qwen3_moe", "bf16", 2): [Layout(pipeline=2, expert=2), Layout(tensor=2, sequence=True, pipeline=2)],
     },
 }
-"""World size -> sampler -> trainer layouts. Every pair of layouts is in the tests of the plan; here are some of each kind."""
+"""World size -> sampler -> trainer layouts: some of each kind; the tests of the plan have all pairs."""

@@ -32,7 +32,7 @@ PROBE = Probe(
     tuple(prompt(length, seed=length) for length in (6, 17, 30)), new_tokens=4, bound=1e-3, every=1, compare_every=1
 )
 REQUESTS = [Request(prompt(length, seed=length), 1, 0.0, 5, seed=1000 * length) for length in (5, 20, 140)]
-SETTINGS = OptimSettings(**step.OPTIM | {"lr": 5e-3})
+SETTINGS = OptimSettings(**step.OPTIM | {"lr": 5e-3, "decay": "constant", "warmup_updates": 0})
 RELEASE = ("optimizer", "gradients", "parameters")
 
 
@@ -74,6 +74,10 @@ def sampled(to: Sampler) -> list[tuple[Any, ...]]:
     return list(zip(REQUESTS, to.generate(REQUESTS), strict=True))
 
 
+def tokens(answer: list[tuple[Any, ...]]) -> list[Any]:
+    return [[r.tokens for r in group] for _, group in answer]
+
+
 def updated(engine: Engine, to: Sampler, target: Path) -> dict[str, Any]:
     """Update three times and hand over to a sampler that holds other weights; what is sampled then, and what moved."""
     to.weight_version = -1  # the sampler may hold another engine's weights under the same number
@@ -87,12 +91,17 @@ def updated(engine: Engine, to: Sampler, target: Path) -> dict[str, Any]:
         return original(work)
 
     original = dist.batch_isend_irecv
-    with mock.patch.object(dist, "batch_isend_irecv", counted):
-        with hybrid.training():
-            for _ in range(3):
-                learn(engine)
-        with hybrid.generating() as sampling:
-            answer = sampled(sampling)
+    with hybrid.training():
+        for _ in range(3):
+            learn(engine)
+    move = hybrid._move_weights
+
+    def watched() -> None:
+        with mock.patch.object(dist, "batch_isend_irecv", counted):
+            move()
+
+    with mock.patch.object(hybrid, "_move_weights", watched), hybrid.generating() as sampling:
+        answer = sampled(sampling)
     with hybrid.training():
         engine.save_hf(target)
     return {
@@ -128,9 +137,9 @@ def turns(engine: Engine, to: VLLMSampler) -> dict[str, Any]:
         to.weight_version = -1
         with hybrid.generating():
             gradients = sum(x.untyped_storage().nbytes() for x in engine._gradients())
-            first = sampled(to)
+            first = tokens(sampled(to))
             with hybrid.generating():
-                again = sampled(to)
+                again = tokens(sampled(to))
         with hybrid.training():
             lost = to.weight_version
             try:
@@ -138,12 +147,12 @@ def turns(engine: Engine, to: VLLMSampler) -> dict[str, Any]:
                 asleep = "sampled"
             except RuntimeError as error:
                 asleep = str(error)
-            order = list(calls)
+            order, figures = list(calls), dict(hybrid.last)
             learn(engine)
         cycles = []
         for _ in range(3):
             with hybrid.generating():
-                cycles.append(sampled(to))
+                cycles.append(tokens(sampled(to)))
             with hybrid.training():
                 pass
         with hybrid.generating():
@@ -152,10 +161,10 @@ def turns(engine: Engine, to: VLLMSampler) -> dict[str, Any]:
         "order": order,
         "gradients": gradients,
         "repeats": first == again,
-        "cycles": [[[r.tokens for r in group] for _, group in cycle] for cycle in cycles],
+        "cycles": cycles,
         "lost": lost,
         "asleep": asleep,
-        "figures": hybrid.last,
+        "figures": figures,
     }
 
 
@@ -245,7 +254,8 @@ def planted(engine: Engine, to: VLLMSampler, plants: dict[str, Callable[[], Any]
                 "version": engine.weight_version,
                 "after": hybrid.last["probe_max_abs"],
             }
-    return answers
+    with hybrid.training():
+        return answers
 
 
 def without_model(engine: Engine) -> int:

@@ -15,6 +15,7 @@ import os
 import statistics
 import time
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     sampler.close()
     runtime.stop()
     steps = list(marks)
-    spans = {f"start_{b}_s": marks[b] - marks[a] for a, b in zip(steps, steps[1:], strict=False)}
+    spans = {f"start_{b}_s": marks[b] - marks[a] for a, b in pairwise(steps)}
     return {
         "rollout_vs_vllm": statistics.median(a / b for a, b in zip(rates["ours"], rates["bare"], strict=True)),
         "rollout_tokens_s": statistics.median(rates["ours"]),
