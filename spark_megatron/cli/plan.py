@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from omegaconf import OmegaConf
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from yaml import YAMLError
@@ -25,7 +25,7 @@ from spark_megatron.schema import ConfigError, build
 
 _DEFAULTS = Path(__file__).with_name("reshard.yaml")
 _ITEMSIZE = {"bf16": 2, "fp32": 4}
-_GB = 1e9
+_TITLE = 16
 
 _PURPOSE = """\
 spark-plan reshard: what it takes to hand a model's weights from a training layout to vLLM's. Nothing is started.
@@ -142,37 +142,34 @@ def _check_sampler(settings: Settings, model: Architecture) -> None:
 
 def show(settings: Settings, sides: Sides, found: Traffic, seconds: float) -> None:
     """Print what a person wants to know of a plan that took ``seconds`` to make."""
-    console = Console(highlight=False)
-    _say_sides(console, settings, sides)
-    console.print(_volumes(found))
-    sent = found.sent.sum(0)
-    busiest = found.busiest_sender
-    times_mean = f" ({sent[busiest] / sent.mean():.3f} x the mean)" if sent.any() else ""
-    console.print(f" busiest sender  rank {busiest}, {_size(sent[busiest])}{times_mean}")
-    console.print(f" predicted time  {_predicted(settings, found)}")
-    console.print(f" the plan        {found.parcels:,} parcels, made in {seconds:.2f} s")
+    console = Console(highlight=False, soft_wrap=True)
+    for title, text in _facts(settings, sides).items():
+        console.print(f" [bold]{title:{_TITLE}}[/bold]{text}")
+    console.print(_volumes(found), soft_wrap=False)
+    for title, text in _findings(settings, found, seconds).items():
+        console.print(f" [bold]{title:{_TITLE}}[/bold]{text}")
 
 
-def _say_sides(console: Console, settings: Settings, sides: Sides) -> None:
-    count = elements(sides.rows)
-    nodes = -(-sides.world // sides.node)
-    where = f"{sides.world:,} ranks on {nodes:,} node{'s' * (nodes > 1)}"
-    console.print(
-        f" {sides.model.family} with {count / 1e9:.3g} billion weights, {_size(count * sides.itemsize)} in "
-        f"{settings.dtype}, on {where}"
-    )
-    degrees = {name: getattr(settings, name) for name in ("tensor", "pipeline", "virtual", "context", "expert")}
-    shown = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1 or name == "tensor"]
-    samplers = sides.world // sides.tensor_parallel
-    console.print(f" trainer  {' x '.join([*shown, f'data {sides.layout.data(sides.world)}'])}")
-    console.print(f" vLLM     tensor {sides.tensor_parallel} x data {samplers}")
+def _facts(settings: Settings, sides: Sides) -> dict[str, str]:
+    """What was asked about."""
+    count, nodes = elements(sides.rows), -(-sides.world // sides.node)
+    names = ("tensor", "pipeline", "virtual", "context", "expert")
+    degrees = [f"{name} {getattr(settings, name)}" for name in names if getattr(settings, name) > 1]
+    trainer = " x ".join([*degrees, f"data {sides.layout.data(sides.world)}"])
+    return {
+        "model": f"{sides.model.family}, {_scaled(count)} weights, {_size(count * sides.itemsize)} in {settings.dtype}",
+        "ranks": f"{sides.world:,} on {nodes:,} node{'s' * (nodes > 1)}",
+        "trainer": trainer,
+        "vLLM": f"tensor {sides.tensor_parallel} x data {sides.world // sides.tensor_parallel}",
+    }
 
 
 def _volumes(found: Traffic) -> Table:
     """What ranks and nodes send, receive and keep."""
-    made = Table(box=None, padding=(0, 3, 0, 1), pad_edge=False)
-    for title in ("", "least", "mean", "most", "bound, mean", "ratio"):
-        made.add_column(title, justify="right" if title else "left", header_style="bold", no_wrap=True)
+    made = Table(box=SIMPLE, padding=(0, 1, 0, 1), pad_edge=False, header_style="bold")
+    made.add_column("", min_width=_TITLE, style="bold", no_wrap=True)
+    for title in ("least", "mean", "most", "bound (mean)", "ratio"):
+        made.add_column(title, justify="right", min_width=9, no_wrap=True)
     _add(made, "a rank receives", found.received.sum(0), found.bound)
     _add(made, "a rank sends", found.sent.sum(0))
     _add(made, "a rank keeps", found.kept)
@@ -184,30 +181,41 @@ def _volumes(found: Traffic) -> Table:
 def _add(to: Table, title: str, volume: Ranks, bound: Ranks | None = None) -> None:
     cells = [_size(value) for value in (volume.min(), volume.mean(), volume.max())]
     if bound is not None:
-        cells += [_size(bound.mean()), f"{volume.sum() / bound.sum():.3f}" if bound.any() else "nothing to move"]
+        cells += [_size(bound.mean()), f"{volume.sum() / bound.sum():.3f}" if bound.any() else "-"]
     to.add_row(title, *cells)
 
 
-def _size(count: float | np.number[Any]) -> str:
-    """Bytes in decimal units, as link speeds are given."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+def _findings(settings: Settings, found: Traffic, seconds: float) -> dict[str, str]:
+    """What else came out."""
+    sent, busiest = found.sent.sum(0), found.busiest_sender
+    inside, between = settings.inside_gb_s * 1e9, settings.between_gb_s * 1e9
+    ways = [_time(way) for way in found.seconds(inside, between)]
+    return {
+        "busiest sender": f"rank {busiest}, {sent[busiest] / sent.mean():.3f} x the mean" if sent.any() else "none",
+        "predicted time": f"{_time(found.predicted(inside, between))} ({ways[BETWEEN]} between nodes, meanwhile "
+        f"{ways[INSIDE]} inside them, then {ways[FORWARDED]} to forward)",
+        "the plan": f"{found.parcels:,} parcels, made in {seconds:.2f} s",
+    }
+
+
+def _scaled(count: float) -> str:
+    """A number with at most a letter for its power of 1000."""
+    for letter, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count:.0f} B"
+            return f"{count / size:.2f} {letter}"
+    return f"{count:.0f} "
 
 
-def _predicted(settings: Settings, found: Traffic) -> str:
-    inside, between = settings.inside_gb_s * _GB, settings.between_gb_s * _GB
-    ways = found.seconds(inside, between)
-    at_once = f"{_time(ways[BETWEEN])} between nodes beside {_time(ways[INSIDE])} within"
-    return f"{_time(found.predicted(inside, between))}: {at_once}, then {_time(ways[FORWARDED])} to forward"
+def _size(count: float) -> str:
+    """Bytes in decimal units, as speeds of links are given."""
+    return f"{_scaled(count)}B"
 
 
 def _time(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.2f} {unit}"
-    return f"{seconds / 1e-6:.0f} us"
+    return "0 s"
 
 
 if __name__ == "__main__":

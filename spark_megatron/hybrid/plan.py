@@ -24,6 +24,8 @@ from spark_megatron.engine.weights.home import home, position
 from spark_megatron.slices import Row, Segment
 
 Ranks = NDArray[np.int64]
+_Ways = tuple[Ranks, Ranks, Ranks, NDArray[np.bool_]]
+"""Keepers, receivers, senders and later of a shipment."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +123,22 @@ def plan(sides: Sides, most_bytes: int) -> Iterator[Shipment]:
     for turn, (sources, target) in enumerate(pairs(sides)):
         width = target.elements // sum(shape[target.dim] for shape in target.shapes) * sides.itemsize
         has = np.logical_or.reduce([sides.stages(source) for source in sources])
+        ways: dict[tuple[tuple[int, ...], ...], _Ways] = {}
         for parcel in parcels(*_geometry(sides, sources[0], target), max(1, most_bytes // width)):
-            holds = has & np.isin(where["tensor"], list(parcel.held))
-            wants = np.isin(where["sampler"], list(parcel.wanted))
-            routes = _routes(np.flatnonzero(holds), np.flatnonzero(wants & ~holds), where["node"], turn)
-            yield Shipment(sources, target, parcel, len(parcel) * width, np.flatnonzero(wants & holds), *routes)
+            between = tuple(parcel.held), tuple(parcel.wanted)
+            if between not in ways:
+                holds = has & _marked(between[0], sides.layout.tensor)[where["tensor"]]
+                wants = _marked(between[1], sides.tensor_parallel)[where["sampler"]]
+                routes = _routes(np.flatnonzero(holds), np.flatnonzero(wants & ~holds), where["node"], turn)
+                ways[between] = (np.flatnonzero(wants & holds), *routes)
+            yield Shipment(sources, target, parcel, len(parcel) * width, *ways[between])
+
+
+def _marked(chosen: Sequence[int], count: int) -> NDArray[np.bool_]:
+    """Which of the numbers below ``count`` are chosen."""
+    found = np.zeros(count, bool)
+    found[list(chosen)] = True
+    return found
 
 
 def pairs(sides: Sides) -> Iterator[tuple[tuple[Row, ...], Row]]:

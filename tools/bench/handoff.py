@@ -94,7 +94,6 @@ def repacking(spent: list[float]) -> Iterator[None]:
 def rank_figures(arguments: argparse.Namespace) -> dict[str, float]:
     """What one rank of a job measures."""
     import torch
-    from spark_megatron.hybrid.traffic import bound
 
     from spark_megatron.engine.engine import Engine
     from spark_megatron.engine.model import DTYPES
@@ -102,6 +101,7 @@ def rank_figures(arguments: argparse.Namespace) -> dict[str, float]:
     from spark_megatron.engine.parallel import Layout, Parallel
     from spark_megatron.hybrid.handoff import Hybrid
     from spark_megatron.hybrid.proof import Probe
+    from spark_megatron.hybrid.traffic import bounds
     from spark_megatron.rollout.vllm import VLLMSampler
     from tools.bench.engine import peak_bytes, resident, seconds
 
@@ -152,7 +152,7 @@ def rank_figures(arguments: argparse.Namespace) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()} | {
         "model_bytes": float(sum(parameter.nbytes for parameter in own)),
         "received": float(transfer.bytes),
-        "bound": float(bound(transfer.sides)[runtime.rank()]),
+        "bound": float(bounds(transfer.sides)[0][runtime.rank()]),
         "peak": float(peak),
         "allowed": float(BUCKET + transfer.workspace),
         "growth": growth,
