@@ -65,9 +65,9 @@ def cases() -> list[tuple[str, int, Layout, int, int]]:
     for name, config in MODELS.items():
         model = Architecture.of(config)
         for sampler in (1, 2, 4):
-            found += [(name, 4, layout, sampler, node) for layout in layouts(model, 4) for node in (4, 2)]
+            found += [(name, 4, layout, sampler, 4 if sampler == 2 else 2) for layout in layouts(model, 4)]
         more = [(name, 8, layout, sampler, 2) for layout in layouts(model, 8) for sampler in (1, 2, 4, 8)]
-        found += random.Random(name).sample(more, 20)
+        found += random.Random(name).sample(more, 10)
     return found
 
 
@@ -150,9 +150,8 @@ def test_equal_layouts_move_nothing() -> None:
 
 
 def test_the_volume_of_a_known_case() -> None:
-    """Eight ranks as four tensor ranks of two stages, to samplers of two: of a split matrix a rank wants a half and holds
-    a quarter in its own stage. Samplers are neighbours, so that ranks 0 and 3 of four hold a part of their half and 1
-    and 2 hold none of it: 3/8 and 1/2 of a stage's matrices missing there, and all halves of the other stage."""
+    """Four tensor ranks of two stages hand over to samplers of two, which are neighbours: of a matrix a rank wants a half
+    and holds, on its own stage, a quarter; ranks 0 and 3 of four find theirs in their half, 1 and 2 do not."""
     model = Architecture.of(UNTIED | {"vocab_size": 128, "num_hidden_layers": 2})
     sides = Sides(model, Layout(tensor=4, pipeline=2), table(model, fused=False), 2, vllm_rows(model), 8, 8, 1)
     matrix = 16 * 24
