@@ -150,7 +150,7 @@ def test_equal_layouts_move_nothing() -> None:
 
 
 def test_the_volume_of_a_known_case() -> None:
-    """Four tensor ranks of two stages hand over to samplers of two, which are neighbours: of a matrix a rank wants a half
+    """Four tensor ranks of two stages hand over to samplers of two, which are neighbours: a rank wants half of a matrix
     and holds, on its own stage, a quarter; ranks 0 and 3 of four find theirs in their half, 1 and 2 do not."""
     model = Architecture.of(UNTIED | {"vocab_size": 128, "num_hidden_layers": 2})
     sides = Sides(model, Layout(tensor=4, pipeline=2), table(model, fused=False), 2, vllm_rows(model), 8, 8, 1)
