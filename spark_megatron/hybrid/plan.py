@@ -24,8 +24,6 @@ from spark_megatron.engine.weights.home import home, position
 from spark_megatron.slices import Row, Segment
 
 Ranks = NDArray[np.int64]
-_Ways = tuple[Ranks, Ranks, Ranks, NDArray[np.bool_]]
-"""Keepers, receivers, senders and later of a shipment."""
 
 
 @dataclass(frozen=True)
@@ -120,18 +118,21 @@ def plan(sides: Sides, most_bytes: int) -> Iterator[Shipment]:
         ValueError: the sampler wants a tensor that the trainer has not.
     """
     where = sides.positions
-    for turn, (sources, target) in enumerate(pairs(sides)):
+    turn = 0
+    for sources, target in pairs(sides):
         width = target.elements // sum(shape[target.dim] for shape in target.shapes) * sides.itemsize
         has = np.logical_or.reduce([sides.stages(source) for source in sources])
-        ways: dict[tuple[tuple[int, ...], ...], _Ways] = {}
+        groups: dict[tuple[tuple[int, ...], ...], tuple[Ranks, Ranks, Ranks]] = {}
         for parcel in parcels(*_geometry(sides, sources[0], target), max(1, most_bytes // width)):
             between = tuple(parcel.held), tuple(parcel.wanted)
-            if between not in ways:
+            if between not in groups:
                 holds = has & _marked(between[0], sides.layout.tensor)[where["tensor"]]
                 wants = _marked(between[1], sides.tensor_parallel)[where["sampler"]]
-                routes = _routes(np.flatnonzero(holds), np.flatnonzero(wants & ~holds), where["node"], turn)
-                ways[between] = (np.flatnonzero(wants & holds), *routes)
-            yield Shipment(sources, target, parcel, len(parcel) * width, *ways[between])
+                groups[between] = tuple(map(np.flatnonzero, (wants & holds, holds, wants & ~holds)))
+            keepers, holders, receivers = groups[between]
+            routes = _routes(holders, receivers, where["node"], turn)
+            turn += 1
+            yield Shipment(sources, target, parcel, len(parcel) * width, keepers, *routes)
 
 
 def _marked(chosen: Sequence[int], count: int) -> NDArray[np.bool_]:

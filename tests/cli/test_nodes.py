@@ -39,7 +39,8 @@ UNKNOWN_ARGUMENTS = {
     "did you mean rollout.backend.kv_cache_mb?",
     "+rollout.backend.dtype=bf16": f"rollout.backend.dtype=bf16: {SAMPLER} takes no argument dtype; "
     "valid are rollout.backend.kv_cache_mb, rollout.backend.max_batched_tokens, rollout.backend.max_model_len, "
-    "rollout.backend.max_sequences, rollout.backend.prefix_cache, rollout.backend.tensor_parallel",
+    "rollout.backend.max_sequences, rollout.backend.prefix_cache, rollout.backend.sleep_level, "
+    "rollout.backend.tensor_parallel, rollout.backend.weights",
     "+objective.kl_estimator.logp=1": f"objective.kl_estimator.logp=1: {ALGOS}.kl.k3 takes no argument logp",
     "+trainer.loop.parts=1": f"trainer.loop.parts=1: {LOOP}.train takes no argument parts",
     "+trainer.loop.steps=1": f"trainer.loop.steps=1: {LOOP}.train takes no argument steps",
