@@ -153,7 +153,7 @@ class IcePop:
 class SequenceMask:
     """``rho`` for all tokens of a sequence whose geometric mean of rho lies within [low, high], 0 for all others.
 
-    NeMo-RL's "seq-mask-tis", with bounds 0.999 and 1.002 (read in its documentation). The geometric mean does not
+    NeMo-RL's "seq-mask-tis", with bounds 0.999 and 1.002 (known to us at second hand). The geometric mean does not
     depend on the length of a sequence, as the product would.
     """
 

@@ -118,7 +118,7 @@ def plan(sides: Sides, most_bytes: int) -> Iterator[Shipment]:
         ValueError: the sampler wants a tensor that the trainer has not.
     """
     where = sides.positions
-    turn = 0
+    router = _Router(where["node"])
     for sources, target in pairs(sides):
         width = target.elements // sum(shape[target.dim] for shape in target.shapes) * sides.itemsize
         has = np.logical_or.reduce([sides.stages(source) for source in sources])
@@ -128,11 +128,11 @@ def plan(sides: Sides, most_bytes: int) -> Iterator[Shipment]:
             if between not in groups:
                 holds = has & _marked(between[0], sides.layout.tensor)[where["tensor"]]
                 wants = _marked(between[1], sides.tensor_parallel)[where["sampler"]]
-                groups[between] = tuple(map(np.flatnonzero, (wants & holds, holds, wants & ~holds)))
+                kept, missing = np.flatnonzero(wants & holds), np.flatnonzero(wants & ~holds)
+                groups[between] = kept, np.flatnonzero(holds), missing
             keepers, holders, receivers = groups[between]
-            routes = _routes(holders, receivers, where["node"], turn)
-            turn += 1
-            yield Shipment(sources, target, parcel, len(parcel) * width, keepers, *routes)
+            size = len(parcel) * width
+            yield Shipment(sources, target, parcel, size, keepers, *router.routes(holders, receivers, size))
 
 
 def _marked(chosen: Sequence[int], count: int) -> NDArray[np.bool_]:
@@ -271,28 +271,45 @@ def _loads(pieces: Sequence[_Piece], most: int) -> Iterator[list[_Piece]]:
         yield load
 
 
-def _routes(holders: Ranks, receivers: Ranks, node: Ranks, turn: int) -> tuple[Ranks, Ranks, NDArray[np.bool_]]:
-    """(receivers, senders, later), see ``Shipment``. ``turn`` moves the choices on, so that the work is spread."""
-    if not len(receivers):
-        return receivers, receivers, np.zeros(0, bool)
-    nodes = int(node[-1]) + 1
-    count, first = _per_node(holders, node, nodes)
-    wants, first_receiver = _per_node(receivers, node, nodes)
-    here = node[receivers]
-    number = np.arange(len(receivers)) - first_receiver[here]
-    near = count[here] > 0
-    senders = holders[(first[here] + (number + turn) % np.maximum(count[here], 1)) % len(holders)]
-    leads = ~near & (number == turn % np.maximum(wants[here], 1))
-    leaders = np.flatnonzero(leads)
-    senders[leaders] = holders[(np.arange(len(leaders)) + turn) % len(holders)]
-    leader_of = np.zeros(nodes, np.int64)
-    leader_of[here[leaders]] = receivers[leaders]
-    later = ~near & ~leads
-    senders[later] = leader_of[here[later]]
-    return receivers, senders, later
+class _Router:
+    """Chooses who sends, each time those who have had the least to do. ``node`` is the node of each rank."""
 
+    def __init__(self, node: Ranks) -> None:
+        self.node, self.nodes = node, int(node[-1]) + 1
+        # Bytes so far: sent to other nodes, received from them, sent to receivers on the same node by holders.
+        self.sent, self.received, self.shared = np.zeros((3, len(node)), np.int64)
 
-def _per_node(ranks: Ranks, node: Ranks, nodes: int) -> tuple[Ranks, Ranks]:
-    """How many of the sorted ``ranks`` each node has, and how many come before it."""
-    count = np.bincount(node[ranks], minlength=nodes)
-    return count, np.cumsum(count) - count
+    def routes(self, holders: Ranks, receivers: Ranks, size: int) -> tuple[Ranks, Ranks, NDArray[np.bool_]]:
+        """(receivers, senders, later), see ``Shipment``, of a parcel of ``size`` bytes."""
+        here = self.node[receivers]
+        at_hand = np.bincount(self.node[holders], minlength=self.nodes)
+        near = at_hand[here] > 0
+        senders, later = np.zeros_like(receivers), np.zeros(len(receivers), bool)
+        if near.any():
+            senders[near] = self._neighbours(holders, at_hand, here[near])
+            np.add.at(self.shared, senders[near], size)
+        if not near.all():
+            leaders = self._leaders(receivers, np.flatnonzero(~near))
+            ranked = holders[np.argsort(self.sent[holders], kind="stable")]
+            senders[leaders] = ranked[np.arange(len(leaders)) % len(ranked)]
+            np.add.at(self.sent, senders[leaders], size)
+            self.received[receivers[leaders]] += size
+            later = ~near
+            later[leaders] = False
+            leader_of = np.zeros(self.nodes, np.int64)
+            leader_of[here[leaders]] = receivers[leaders]
+            senders[later] = leader_of[here[later]]
+        return receivers, senders, later
+
+    def _neighbours(self, holders: Ranks, at_hand: Ranks, here: Ranks) -> Ranks:
+        """A holder on the same node for each receiver, given the sorted nodes of the receivers."""
+        ranked = holders[np.lexsort((self.shared[holders], self.node[holders]))]
+        wants = np.bincount(here, minlength=self.nodes)
+        number = np.arange(len(here)) - (np.cumsum(wants) - wants)[here]
+        return ranked[(np.cumsum(at_hand) - at_hand)[here] + number % at_hand[here]]
+
+    def _leaders(self, receivers: Ranks, far: Ranks) -> Ranks:
+        """Of the receivers numbered ``far`` the number of one on each node."""
+        ordered = far[np.lexsort((self.received[receivers[far]], self.node[receivers[far]]))]
+        here = self.node[receivers[ordered]]
+        return ordered[np.concatenate(([True], here[1:] != here[:-1]))]

@@ -23,6 +23,7 @@ from spark_megatron.engine.engine import Engine
 from spark_megatron.engine.optim import OptimSettings
 from spark_megatron.engine.parallel import Layout, Parallel
 from spark_megatron.engine.weights import placement
+from spark_megatron.engine.weights.home import Position
 from spark_megatron.engine.weights.stream import export_hf
 from spark_megatron.types import Batch, Sample
 from tests import training_rows as step
@@ -41,6 +42,7 @@ def on_all_layouts(model_paths: dict[str, Path], out: Path, **single: Any) -> di
         if ranks == dist.get_world_size():
             with layout(degrees) as parallel:
                 answers[name] = {m: examine(engine_of(parallel, model_paths[m]), out / f"{name}_{m}") for m in models}
+                answers[f"position_{name}"] = place(parallel)
     if dist.get_world_size() == 1:
         with layout(Layout()) as parallel:
             answers["once"] = once(parallel, model_paths, **single)
@@ -66,6 +68,13 @@ def layout(degrees: Layout) -> Iterator[Parallel]:
         yield parallel
     finally:
         parallel_state.destroy_model_parallel()
+
+
+def place(parallel: Parallel) -> Position:
+    """This rank's place according to megatron-core's process groups."""
+    return Position(
+        parallel.tensor_rank, parallel.context_rank, parallel.data_rank, parallel.pipeline_rank, parallel.expert_rank
+    )
 
 
 def engine_of(

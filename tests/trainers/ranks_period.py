@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -83,6 +84,7 @@ def learn(
 ) -> Metrics:
     parts: Any = SimpleNamespace(
         engine=engine,
+        hybrid=SimpleNamespace(training=nullcontext),  # the engine has its device to itself
         rng=random.Random(0),
         policy_loss=PPOClip(clip_low=0.2, clip_high=0.2),
         correction=correction,
