@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from spark_megatron.engine.weights.home import position
 from tests import tiny_models
 from tests import training_rows as step
 from tests.engine.conftest import Answers
@@ -88,6 +89,15 @@ def test_the_step_tests_what_it_should(model: str, model_paths: dict[str, Path])
     assert first["grad_norm"] > step.OPTIM["clip_grad"]
     assert first["ratio"] == pytest.approx(first["policy_tokens"])
     assert 0 < last["clipped"] < last["policy_tokens"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_positions_are_those_of_megatron_core(layout: str, request: pytest.FixtureRequest) -> None:
+    """What the plan of a hand-over assumes of ranks that do not run, against the process groups of those that do."""
+    world, degrees, _ = LAYOUTS[layout]
+    job: Answers = request.getfixturevalue({1: "single", 2: "pair", 4: "four"}[world])
+    found = [rank[f"position_{layout}"] for rank in job]
+    assert found == [position(rank, degrees, world) for rank in range(world)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 import vllm
 from safetensors.torch import load_file
 from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from spark_megatron.architecture import Architecture
@@ -110,7 +111,7 @@ def random_states() -> list[Any]:
 def one_rank(models: dict[str, tuple[Path, Path]], dense: Sequence[str], stops: Sequence[int]) -> dict[str, Any]:
     """All checks that need one rank. ``models`` has two directories (first weights, second weights) per family."""
     _stops.extend(stops)
-    answers: dict[str, Any] = {"updated": {}}
+    answers: dict[str, Any] = {"updated": {}, "shapes": {}}
     answers |= tied(*models["qwen2"])
     for name in dense:
         first, second = models[name]
@@ -119,6 +120,7 @@ def one_rank(models: dict[str, tuple[Path, Path]], dense: Sequence[str], stops: 
         ask(made, [20])
         hand_over(made, second, 1, order=-1)
         answers["updated"][name] = ask(made, [5, 20, 140])
+        answers["shapes"][name] = load_shapes(made)
         made.close()
     answers["experts"] = experts(*models["qwen3_moe"])
     answers |= without_construction_cures(*models["qwen2"])
@@ -128,6 +130,23 @@ def one_rank(models: dict[str, tuple[Path, Path]], dense: Sequence[str], stops: 
     except RuntimeError as error:
         answers["too_little_memory"] = str(error)
     return answers
+
+
+def load_shapes(of: VLLMSampler) -> dict[str, tuple[int, ...]]:
+    """The parameters of vLLM's model in the shapes that its own loaders fill; of a shared one the first name."""
+
+    def shapes(model: Any) -> dict[str, tuple[int, ...]]:
+        found, seen = {}, set()
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            module, _, key = name.rpartition(".")
+            before = get_layerwise_info(model.get_submodule(module)).restore_metadata[0]
+            if id(parameter) not in seen:
+                found[name] = tuple(before.get(key, parameter).shape)
+            seen.add(id(parameter))
+        return found
+
+    [answer] = of.llm.apply_model(shapes)
+    return answer
 
 
 def tied(first: Path, second: Path) -> dict[str, Any]:
@@ -144,6 +163,7 @@ def tied(first: Path, second: Path) -> dict[str, Any]:
     answers["second"] = ask(made, [5, 20, 140, 300], n=4)
     answers["states"] = before, random_states()
     answers["vllm_version"] = made.llm.get_weight_version()
+    answers["shapes_tied"] = load_shapes(made)
     answers["greedy"] = ask(made, [5, 20, 140], n=1, temperature=0.0)
     answers["at_one"] = ask(made, [5, 20, 140], temperature=1.0)
     answers["seeds"] = seeds(made)
@@ -196,11 +216,11 @@ def stale_prefix(made: VLLMSampler, first: Path, second: Path) -> dict[str, Any]
     return answers
 
 
-def experts(first: Path, second: Path) -> dict[str, Answer]:
+def experts(first: Path, second: Path) -> dict[str, Any]:
     made = sampler(first)
     hand_over(made, first, 0)
     hand_over(made, second, 1)
-    answers = {"second": ask(made, [5, 20])}
+    answers = {"second": ask(made, [5, 20]), "shapes": load_shapes(made)}
     with mock.patch.object(weight_transfer, "forget_expert_kernels"):
         hand_over(made, first, 2)
         answers["without_forgetting"] = ask(made, [5, 20])
@@ -245,7 +265,7 @@ def tensor_parallel(
         time.sleep(0.05)
     overlapped = other_started.exists()
     dist.barrier()
-    answers = {"overlapped": overlapped, "replica": (made.replica, made.replicas)}
+    answers = {"overlapped": overlapped, "replica": (made.replica, made.replicas), "shapes": load_shapes(made)}
     hand_over(made, first, 0)
     ask(made, [20])
     hand_over(made, mine, 1)

@@ -4,6 +4,7 @@ Bound: vLLM and transformers in fp32 differ by a few 1e-6 nats from other orders
 cache or a wrong temperature move log-probs of these models by 0.1 and more.
 """
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from spark_megatron.architecture import Architecture
 from spark_megatron.rollout.transformers import TransformersSampler
+from spark_megatron.rollout.vllm_rows import vllm_rows
 from spark_megatron.types import Rollout
 from tests import distributed, tiny_models
 from tests.conftest import ModelDirectory
@@ -55,6 +58,27 @@ def two_jobs(models: dict[str, tuple[Path, Path]], tmp_path_factory: pytest.Temp
         for i in range(2)
     ]
     return [job.results() for job in jobs]
+
+
+def expected_shapes(directory: Path, degree: int) -> dict[str, tuple[int, ...]]:
+    """What our own table says of a vLLM model's parameters; the experts of a layer are stacked."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    model = Architecture.of(json.loads((directory / "config.json").read_text()))
+    for row in vllm_rows(model):
+        before = () if row.expert is None else (model.experts,)
+        shapes[row.full_name] = (*before, *row.shard_shape(degree))
+    return shapes
+
+
+def test_the_table_has_vllm_s_own_parameters(
+    answers: dict[str, Any], two_jobs: list[list[Any]], models: dict[str, tuple[Path, Path]]
+) -> None:
+    """Names and shapes, tied and untied, with biases, with query and key norms, of experts, and of one of two ranks."""
+    for name in DENSE:
+        assert answers["shapes"][name] == expected_shapes(models[name][0], 1)
+    assert answers["shapes_tied"] == expected_shapes(models["qwen2"][0], 1)
+    assert answers["experts"]["shapes"] == expected_shapes(models["qwen3_moe"][0], 1)
+    assert two_jobs[0][1]["shapes"] == expected_shapes(models["qwen2"][0], 2)
 
 
 def error(answer: Any, directory: Path, temperature: float = 0.7) -> float:
