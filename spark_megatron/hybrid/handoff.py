@@ -47,8 +47,11 @@ class Hybrid:
         )
         self.transfer = Transfer(sides, local, engine.bucket_bytes)
         self.hand_overs = 0
+        self.turns: list[Metrics] = []
+        """What the sampler's turns took, each up to the trainer's next: seconds by phase, bytes received and released,
+        the largest log-prob difference. Whoever reads it clears it."""
         self.last: Metrics = {}
-        """Of the last change of turns: seconds by phase, bytes received and released, largest log-prob difference."""
+        """The last of them."""
         self._training = True
 
     @contextlib.contextmanager
@@ -60,6 +63,7 @@ class Hybrid:
         """
         if self._training:
             self.last = {"released_bytes": 0.0}
+            self.turns.append(self.last)
             self._release("optimizer", "gradients")
             with self._phase("wake_weights"):
                 self.sampler.wake("weights")

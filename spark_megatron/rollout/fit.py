@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from spark_megatron import runtime
 from spark_megatron.architecture import Architecture
-from spark_megatron.config import Config
+from spark_megatron.config import Config, described
 from spark_megatron.rollout.vllm_rows import vllm_rows
 from spark_megatron.schema import ConfigError
 
@@ -24,8 +23,7 @@ def check_backend(config: Config) -> None:
         ConfigError: names the setting, its value and one that works.
     """
     backend: Mapping[str, Any] = config.rollout.backend
-    described = json.loads((Path(config.model.path) / "config.json").read_text(encoding="utf-8"))
-    model = Architecture.of(described)
+    model, _ = described(f"model.path={config.model.path}", Path(config.model.path) / "config.json")
     if "max_model_len" in backend:
         _check_lengths(config, backend["max_model_len"])
     if "tensor_parallel" in backend:

@@ -40,7 +40,7 @@ from spark_megatron.tracking.recorder import Recorder
 from spark_megatron.tracking.sinks import JsonlSink, Sink
 from spark_megatron.tracking.tracker import Tracker
 from spark_megatron.tracking.wandb_sink import WandbSink
-from spark_megatron.types import Metrics, Task
+from spark_megatron.types import Task
 
 
 @dataclass
@@ -68,8 +68,6 @@ class Parts:
     lengths: ResponseLengths = field(default_factory=ResponseLengths)
     phases: list[Phase] = field(default_factory=list)
     """The sampling phases of the open step."""
-    turns: list[Metrics] = field(default_factory=list)
-    """What it took to give the device to the sampler, for each of them."""
 
     def sample(
         self, tasks: Sequence[Task], *, n: int, temperature: float, max_new_tokens: int, seed: tuple[object, ...]

@@ -43,7 +43,7 @@ TokenWeight = Callable[[Mapping[Component, int]], Mapping[Component, float]]
 def rollouts(parts: Parts, cfg: Config, tasks: Sequence[Task], seed: tuple[object, ...], span: Clock) -> list[Group]:
     """n checked rollouts of each task from the current weights; a task without room for a response is left out."""
     with span("handoff"), parts.hybrid.generating():
-        handed = dict(parts.hybrid.last)
+        pass  # the device is the sampler's from here on
     with span("rollout"):
         phase = parts.sample(
             tasks,
@@ -53,7 +53,6 @@ def rollouts(parts: Parts, cfg: Config, tasks: Sequence[Task], seed: tuple[objec
             seed=(cfg.seed, *seed),
         )
     parts.phases.append(phase)
-    parts.turns.append(handed)
     return phase.sampled
 
 

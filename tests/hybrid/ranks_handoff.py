@@ -147,7 +147,7 @@ def turns(engine: Engine, to: VLLMSampler) -> dict[str, Any]:
                 asleep = "sampled"
             except RuntimeError as error:
                 asleep = str(error)
-            order, figures = list(calls), dict(hybrid.last)
+            order, figures = list(calls), dict(hybrid.turns[0])
             learn(engine)
         cycles = []
         for _ in range(3):

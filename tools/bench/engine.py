@@ -18,7 +18,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -109,30 +109,35 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def optim_settings() -> Any:
+    """AdamW at a constant rate, as every benchmark takes it."""
+    from spark_megatron.engine.optim import OptimSettings
+
+    return OptimSettings(
+        lr=1e-5,
+        min_lr=0.0,
+        decay="constant",
+        decay_updates=1000,
+        wsd_updates=0,
+        warmup_updates=0,
+        weight_decay=0.0,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        clip_grad=1.0,
+        frozen=(),
+        offload=False,
+    )
+
+
 class Ours:
     """The engine, trained as the trainer ``sft`` does: packed sequences, cross-entropy on the responses."""
 
     def __init__(self, model: Path, dtype: str) -> None:
         from spark_megatron.engine.engine import Engine
         from spark_megatron.engine.model import DTYPES
-        from spark_megatron.engine.optim import OptimSettings
         from spark_megatron.engine.parallel import Layout, Parallel
 
-        settings = OptimSettings(
-            lr=1e-5,
-            min_lr=0.0,
-            decay="constant",
-            decay_updates=1000,
-            wsd_updates=0,
-            warmup_updates=0,
-            weight_decay=0.0,
-            betas=(0.9, 0.95),
-            eps=1e-8,
-            clip_grad=1.0,
-            frozen=(),
-            offload=False,
-        )
-        parallel = Parallel(Layout())
+        settings, parallel = optim_settings(), Parallel(Layout())
         sizes = {"bucket_bytes": 64 * MB, "logits_bytes": 256 * MB}
         self.engine = Engine(model, parallel, DTYPES[dtype], settings, **sizes)
 
@@ -347,21 +352,32 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     args.hf_dtype = args.hf_dtype or args.dtype
-    if not (args.model / "config.json").is_file():
-        made = ": make it with python tools/import_smollm2.py" if args.model == MODEL else ""
-        parser.error(f"--model {args.model} has no config.json{made}")
+    check_model(parser, args.model)
     if args.tokens < 32 or args.steps < 1 or args.threads < 1:
         parser.error("--tokens must be at least 32, --steps and --threads at least 1")
     return args
+
+
+def check_model(parser: argparse.ArgumentParser, model: Path) -> None:
+    """End the program where there is no such model."""
+    if not (model / "config.json").is_file():
+        made = ": make it with python tools/import_smollm2.py" if model == MODEL else ""
+        parser.error(f"--model {model} has no config.json{made}")
+
+
+def show(figures: Mapping[str, Any], descriptions: Mapping[str, str]) -> None:
+    """The table of the figures, and all of ``figures`` as one line of JSON."""
+    width = max(map(len, descriptions))
+    for name, text in descriptions.items():
+        print(f"{name:{width}} {figures[name]:12.4g}  {text}")
+    print(json.dumps(figures))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = arguments(argv)
     with job(args.threads):
         found = measure(args)
-    for name, text in DESCRIPTIONS.items():
-        print(f"{name:18} {found[name]:12.4g}  {text}")
-    print(json.dumps(found))
+    show(found, DESCRIPTIONS)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,19 @@ from unittest import mock
 
 from spark_megatron import runtime
 
-MODEL = Path("models/smollm2_135m")
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a file, a program finds only what lies beside it
+from tools.bench.engine import (
+    MB,
+    MODEL,
+    check_model,
+    optim_settings,
+    peak_bytes,
+    resident,
+    seconds,
+    show,
+)
+
 BUCKET = 16 << 20
-MB = 1 << 20
 
 DESCRIPTIONS = {
     "handoff_vs_memcpy": "a hand-over, in copies of the model's bytes",
@@ -97,22 +107,16 @@ def rank_figures(arguments: argparse.Namespace) -> dict[str, float]:
 
     from spark_megatron.engine.engine import Engine
     from spark_megatron.engine.model import DTYPES
-    from spark_megatron.engine.optim import OptimSettings
     from spark_megatron.engine.parallel import Layout, Parallel
     from spark_megatron.hybrid.handoff import Hybrid
     from spark_megatron.hybrid.proof import Probe
     from spark_megatron.hybrid.traffic import bounds
     from spark_megatron.rollout.vllm import VLLMSampler
-    from tools.bench.engine import peak_bytes, resident, seconds
 
     torch.set_num_threads(1)
-    optim = OptimSettings(
-        lr=1e-6, min_lr=0.0, decay="constant", decay_updates=1, warmup_updates=0, weight_decay=0.0, betas=(0.9, 0.95),
-        eps=1e-8, clip_grad=1.0, wsd_updates=0, frozen=(), offload=False,
-    )  # fmt: skip
     parallel = Parallel(Layout(pipeline=runtime.world_size()))
     engine = Engine(
-        arguments.model, parallel, DTYPES[arguments.dtype], optim, bucket_bytes=BUCKET, logits_bytes=64 << 20
+        arguments.model, parallel, DTYPES[arguments.dtype], optim_settings(), bucket_bytes=BUCKET, logits_bytes=64 << 20
     )
     sampler = VLLMSampler(
         model=str(arguments.model), tokenizer=None, dtype=arguments.dtype, stop_tokens=[0], tensor_parallel=1,
@@ -189,6 +193,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--repeats", type=int, default=200)
     arguments = parser.parse_args()
+    check_model(parser, arguments.model)
     runtime.prepare_environment()
     if "RANK" in os.environ:
         runtime.start("gloo", 300.0)
@@ -197,10 +202,7 @@ def main() -> None:
             print(json.dumps({"ranks": ranks}))
         runtime.stop()
         return
-    figures = measure(arguments)
-    for name, text in DESCRIPTIONS.items():
-        print(f"{name:22} {figures[name]:12.4g}  {text}")
-    print(json.dumps({"model": str(arguments.model), "dtype": arguments.dtype, **figures}))
+    show({"model": str(arguments.model), "dtype": arguments.dtype, **measure(arguments)}, DESCRIPTIONS)
 
 
 if __name__ == "__main__":

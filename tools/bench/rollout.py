@@ -10,9 +10,9 @@ per second, the median over the rounds.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
+import sys
 import time
 from functools import partial
 from itertools import pairwise
@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from spark_megatron import runtime
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a file, a program finds only what lies beside it
+from tools.bench.engine import check_model, optim_settings, show
 
 MODEL = Path("examples/models/spark_tiny")
 
@@ -52,7 +55,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     from spark_megatron.data.chat import encode_prompt
     from spark_megatron.engine.engine import Engine
     from spark_megatron.engine.model import DTYPES
-    from spark_megatron.engine.optim import OptimSettings
     from spark_megatron.engine.parallel import Layout, Parallel
     from spark_megatron.hybrid.handoff import Hybrid
     from spark_megatron.hybrid.proof import Probe
@@ -67,13 +69,14 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     runtime.start("gloo", 300.0)
     marks = {"import": started()}
-    optim = OptimSettings(
-        lr=1e-6, min_lr=0.0, decay="constant", decay_updates=1, warmup_updates=0, weight_decay=0.0, betas=(0.9, 0.95),
-        eps=1e-8, clip_grad=1.0, wsd_updates=0, frozen=(), offload=False,
-    )  # fmt: skip
     directory = str(arguments.model)
     engine = Engine(
-        directory, Parallel(Layout()), DTYPES[arguments.dtype], optim, bucket_bytes=64 << 20, logits_bytes=64 << 20
+        directory,
+        Parallel(Layout()),
+        DTYPES[arguments.dtype],
+        optim_settings(),
+        bucket_bytes=64 << 20,
+        logits_bytes=64 << 20,
     )
     marks["engine"] = started()
     tokenizer = AutoTokenizer.from_pretrained(directory)
@@ -158,13 +161,11 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
+    check_model(parser, arguments.model)
     runtime.prepare_environment()
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ.update(alone | {"GLOO_SOCKET_IFNAME": "lo"})
-    figures = measure(arguments)
-    for name, text in DESCRIPTIONS.items():
-        print(f"{name:18} {figures[name]:12.4g}  {text}")
-    print(json.dumps({"model": str(arguments.model), "dtype": arguments.dtype, **figures}))
+    show({"model": str(arguments.model), "dtype": arguments.dtype, **measure(arguments)}, DESCRIPTIONS)
 
 
 if __name__ == "__main__":
