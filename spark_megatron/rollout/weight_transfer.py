@@ -149,6 +149,7 @@ def repack_tied_head(model: Any) -> None:
     """Pack a tied LM head's weights anew, as vLLM does once after the first load."""
     head, embedding = getattr(model, "lm_head", None), getattr(model.model, "embed_tokens", None)
     if head is not None and embedding is not None and head.weight is embedding.weight:
+        head.__dict__.pop("cpu_linear", None)  # the old packed weights go before the new ones take memory
         head.quant_method.process_weights_after_loading(head)
 
 

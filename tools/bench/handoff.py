@@ -51,7 +51,7 @@ DESCRIPTIONS = {
     "received_mb": "bytes received there, MB",
     "peak_extra_mb": "most memory that it takes on top there, MB",
     "peak_extra_vs_bucket": "the same over a bucket and the largest module's slice",
-    "growth_kb": "growth of memory per hand-over, over the repeats, KB",
+    "growth_kb": "growth of memory per hand-over over the repeats (least squares), KB",
     "repeats": "hand-overs in a row",
 }
 
@@ -147,10 +147,11 @@ def rank_figures(arguments: argparse.Namespace) -> dict[str, float]:
             hand_over()
         times["repack_s"].append(spent[0])
     peak = max(peak_bytes(hand_over) for _ in range(3))
-    before = resident("VmRSS")
+    memory = [resident("VmRSS")]
     for _ in range(arguments.repeats):
         hand_over()
-    growth = (resident("VmRSS") - before) / arguments.repeats
+        memory.append(resident("VmRSS"))
+    growth = statistics.linear_regression(range(len(memory)), memory).slope
     sampler.close()
     transfer = hybrid.transfer
     return {name: statistics.median(values) for name, values in times.items()} | {
