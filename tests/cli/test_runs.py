@@ -102,7 +102,8 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
     """The rows of a run of alternating periods with the reference backend, and of one of joint updates with vLLM."""
     root = tmp_path_factory.mktemp("sampled")
     reference = ("experiment=spark_tiny", "rollout=transformers", "trainer.total_steps=2", *SMALL, "eval.items=2")
-    starts = {"transformers": reference, "vllm": (*joint("rl"), *SMALL)}
+    kept = ("engine.release=[]", "rollout.backend.sleep_level=0")
+    starts = {"transformers": reference, "vllm": (*joint("rl"), *SMALL, *kept)}
     settings = [(*overrides, f"run_dir={root / name}") for name, overrides in starts.items()]
     distributed.run(2, IN_RANKS, root / "job", starts=settings)
     return {name: rows(root / name) for name in starts}
@@ -118,6 +119,17 @@ def test_the_reference_backend_samples_for_training(sampled: dict[str, list[dict
         assert row["rollout/too_long"] == 0
         assert row["policy/first_ratio"] == 1.0
         assert row["policy/grad_norm"] > 0
+
+
+def test_what_keeps_its_memory_needs_no_second_hand_over(
+    sampled: dict[str, list[dict[str, float]]], whole: Path
+) -> None:
+    """A sampler that sleeps deeply is filled for the evaluation before the first step, again for its rollouts, and
+    after the policy period's update; one that keeps its weights, in a step of one update, once.
+    """
+    slept, (kept,) = rows(whole)[0], sampled["vllm"]
+    assert slept["handoff/received_bytes"] == 3 * kept["handoff/received_bytes"] > 0
+    assert slept["handoff/released_bytes"] > kept["handoff/released_bytes"] == 0
 
 
 @pytest.mark.parametrize("mode", ["supervised", "rl"])

@@ -91,7 +91,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         for i in range(arguments.tasks)
     ]
     prompts = [encode_prompt(tokenizer, task) for task in tasks]
-    hybrid = Hybrid(engine, sampler, Probe((prompts[0],), 1, 0.5, 1, 0), ())
+    hybrid = Hybrid(engine, sampler, Probe((prompts[0],), 1, 0.5, 1, 0), (), 300.0)
     with hybrid.generating():
         marks["handoff"] = started()
     check = partial(score_groups, verifiers={"math": MathVerifier(symbolic=None)})
