@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from spark_megatron.data.control import without_control
 from spark_megatron.types import Task
 
 if TYPE_CHECKING:
@@ -14,11 +15,11 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, task: Task) -> tuple[int, 
     """The task's prompt as one user turn, up to where the assistant begins.
 
     The tokenizer renders and encodes in one call, so that a beginning-of-sequence token occurs only where the
-    template puts it.
+    template puts it. Control tokens inside of the prompt are taken apart.
     """
     if not tokenizer.chat_template:
         raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no chat template: add one to its folder")
-    messages = [{"role": "user", "content": task.prompt}]
+    messages = [{"role": "user", "content": without_control(task.prompt, tokenizer)}]
     ids: Any = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
     return tuple(int(token) for token in ids)
 

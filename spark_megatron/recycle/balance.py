@@ -1,0 +1,38 @@
+"""Even shares by an explicit generator: counts that differ by at most one, in an order that keeps them so."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def spread(streams: Sequence[Sequence[T]], rng: random.Random) -> list[T]:
+    """All items in one list, each stream in its own order and evenly over the whole length, from a random start.
+
+    Two streams of equal length alternate, so any cut of the list holds as many of one as of the other, give or take one.
+    """
+    placed = []
+    for number, stream in enumerate(streams):
+        start = rng.random()
+        placed += [((i + start) / len(stream), number, item) for i, item in enumerate(stream)]
+    return [item for *_, item in sorted(placed, key=lambda entry: entry[:2])]
+
+
+def alternating(n: int, period: int, rng: random.Random) -> list[bool]:
+    """``n`` values of which half are True (give or take one), alternating from a random start.
+
+    They stay independent of anything that repeats with ``period``: each position in it comes with both values.
+    """
+    start, shift = rng.randrange(2), 1 - period % 2
+    return [(start + i + shift * (i // period)) % 2 == 0 for i in range(n)]
+
+
+def split_evenly(items: Sequence[T], n_first: tuple[int, int], rng: random.Random) -> tuple[list[T], list[T]]:
+    """The items dealt at random to two classes that hold ``n_first`` already, so that these end as equal as can be."""
+    coin = rng.randrange(2)
+    first = min(max((len(items) + n_first[1] - n_first[0] + coin) // 2, 0), len(items))
+    mixed = rng.sample(items, len(items))
+    return mixed[:first], mixed[first:]
