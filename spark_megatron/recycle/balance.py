@@ -12,7 +12,7 @@ T = TypeVar("T")
 def spread(streams: Sequence[Sequence[T]], rng: random.Random) -> list[T]:
     """All items in one list, each stream in its own order and evenly over the whole length, from a random start.
 
-    Two streams of equal length alternate, so any cut of the list holds as many of one as of the other, give or take one.
+    Two streams of equal length alternate: any cut of the list holds as many of one as of the other, give or take one.
     """
     placed = []
     for number, stream in enumerate(streams):

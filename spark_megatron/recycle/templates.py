@@ -51,10 +51,14 @@ class Template:
             raise ValueError(f"view {view!r} needs a final answer, and the solution has none: {candidate.text[:80]!r}")
         return fill(self.layouts[view], {"answer": candidate.answer or "", "text": candidate.text})
 
+    @property
+    def tags(self) -> list[str]:
+        """The names of the tags between which this template shows things."""
+        return sorted(set(_TAG.findall(self.text)))
+
     def prompt(self, fields: Mapping[str, str]) -> str:
         """The text with its fields filled in; tags of this template inside of the values are made harmless."""
-        tags = sorted(set(_TAG.findall(self.text)))
-        return fill(self.text, {name: _without_tags(value, tags) for name, value in fields.items()})
+        return fill(self.text, {name: _without_tags(value, self.tags) for name, value in fields.items()})
 
 
 @dataclass(frozen=True)

@@ -26,17 +26,17 @@ _FOREIGN = re.compile(r"[^\w\s.,;:!?()\[\]{}*\"'`$’‘“”–—-]")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 _BOX = re.compile(r"\\(?:boxed|fbox|box)(?![A-Za-z])")
 
-_LEAD = frozenset(
-    "the my final is answer option choice letter label candidate response solution entry statement verdict judgement "
-    "judgment decision".split()
-)
-_FILLER = frozenset(
-    "the this that it is was final first second given proposed above shown answer solution response result statement "
-    "candidate option one attempt work".split()
-)
-_RIGHT = frozenset("correct right true valid accurate".split())
-_WRONG = frozenset("incorrect wrong false invalid inaccurate".split())
-_NOT = frozenset(("not", "isn't", "isn’t"))
+_LEAD = {
+    *("the", "my", "final", "is", "answer", "option", "choice", "letter", "label", "candidate", "response", "solution"),
+    *("entry", "statement", "verdict", "judgement", "judgment", "decision"),
+}
+_FILLER = {
+    *("the", "this", "that", "it", "is", "was", "final", "first", "second", "given", "proposed", "above", "shown"),
+    *("answer", "solution", "response", "result", "statement", "candidate", "option", "one", "attempt", "work"),
+}
+_RIGHT = {"correct", "right", "true", "valid", "accurate"}
+_WRONG = {"incorrect", "wrong", "false", "invalid", "inaccurate"}
+_NOT = {"not", "isn't", "isn’t"}
 
 
 def read_label(content: str, labels: Sequence[str], glosses: Sequence[bool] = ()) -> str | None:
