@@ -200,8 +200,16 @@ def test_orders_classes_and_templates_come_equally_often(seed: int) -> None:
     groups = many(rng.randrange(30, 90), ["8", "9", "8", "7"])
     groups += [group(f"r{i}", ["8", "8"]) for i in range(rng.randrange(40))]
     groups += [group(f"w{i}", ["9", "7"]) for i in range(rng.randrange(40))]
-    limit = rng.choice((17, 32, 500))
-    made = run(groups, seed, bank=FULL, balance_pointwise=True, max_judge=limit, max_reflection=limit)
+    limit = rng.choice((25, 32, 500))
+    made = run(
+        groups,
+        seed,
+        bank=FULL,
+        pairwise_prob=0.5,
+        balance_pointwise=True,
+        max_judge=limit,
+        max_reflection=limit,
+    )
     first = [task.answer == task.labels[0] for task in made["judge_pair"]]
     right = [task.answer == task.labels[0] for task in made["judge_one"]]
     for flags in (first, right):

@@ -149,7 +149,7 @@ def test_a_huge_box_is_read_in_no_time() -> None:
 @pytest.mark.parametrize(
     ("response", "label", "spelled"),
     [
-        (r"Yes? \boxed{No} hm \boxed{ yes.} Yes", "Yes", (24, 27)),
+        (r"Yes? \boxed{No} hm \boxed{ yes.} Yes", "Yes", (27, 30)),
         (r"\boxed{\text{A}: Correct}", "A", (13, 14)),
         (r"\boxed{Yes} and \boxed{", "Yes", (7, 10)),
         (r"\boxed{Yesterday}", "Yes", None),
