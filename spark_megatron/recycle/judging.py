@@ -62,7 +62,7 @@ def judge_figures(sums: Mapping[str, float]) -> Metrics:
     ``_second``), by what is true, an unreadable verdict being a wrong one; ``brier``, the mean of (p - y)^2 with p the
     probability of the verdict "it holds" and y whether it does (Brier 1950); ``ece``, the expected calibration error
     of p in ``BINS`` bins (Guo et al., arXiv 1706.04599, eq. 3, on p itself instead of the larger of p and 1 - p);
-    ``calibrated_share``, the share of readable verdicts that those two are about.
+    ``calibrated_share``, the share of readable verdicts that those two are about, where that is any.
 
     For pairs also ``position_bias``, the accuracy of readable verdicts where the first is right minus that where the
     second is: 1 for a judge that always says "the first", -1 for "the second"; and ``swap_consistency``, over pairs
@@ -81,7 +81,7 @@ def judge_figures(sums: Mapping[str, float]) -> Metrics:
             f"{kind}/accuracy_{false}": _share(of["correct/false"], of["asked/false"]),
             f"{kind}/brier": _share(of["squares"], located),
             f"{kind}/ece": _share(gaps, located),
-            f"{kind}/calibrated_share": _share(located, read),
+            f"{kind}/calibrated_share": _share(located, read) or None,
         }
     first = _share(sums["judge_pair/correct/true"], sums["judge_pair/read/true"])
     second = _share(sums["judge_pair/correct/false"], sums["judge_pair/read/false"])

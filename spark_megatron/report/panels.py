@@ -65,6 +65,7 @@ def panels_for(run: Run) -> list[Panel]:
         _lines(run, "Loss", "Of supervised training, per token, in nats.", [("sft/loss", "", "blue")]),
         _lines(run, "Gradient norm", "Before clipping.", [("sft/grad_norm", "", "blue")]),
         _lines(run, "Learning rate", "", [("policy/lr", "", "blue"), ("sft/lr", "", "blue")], smooth=False),
+        *_judging(run),
         _phases(run),
         _lines(run, "Tokens per second", "Over the whole step.", [("tokens/per_s", "", "blue")]),
     ]
@@ -107,6 +108,44 @@ def _lines(
     names = tuple(name for name, _, _ in wanted if name in run.series)
     room = 1.28 if any(line.label for line in lines) else 0.72
     return Panel(title, note, lambda ax: draw_lines(ax, lines, unit=unit, log=log, smooth=smooth), names, room)
+
+
+def _judging(run: Run) -> list[Panel | None]:
+    one, pair = "judge_one", "judge_pair"
+    return [
+        _lines(
+            run,
+            "Judging one answer",
+            "Accuracy on right and on wrong answers, and the share of verdicts that say yes.",
+            [
+                (f"{one}/accuracy_right", "right", "green"),
+                (f"{one}/accuracy_wrong", "wrong", "red"),
+                (f"{one}/yes_rate", "says yes", "steel"),
+            ],
+            unit=True,
+        ),
+        _lines(
+            run,
+            "Judging a pair",
+            "Accuracy by which answer is right, and agreement with itself when the order is swapped.",
+            [
+                (f"{pair}/accuracy_first", "first", "blue"),
+                (f"{pair}/accuracy_second", "second", "violet"),
+                (f"{pair}/swap_consistency", "swapped", "steel"),
+            ],
+            unit=True,
+        ),
+        _lines(
+            run,
+            "Calibration of verdicts",
+            "Expected error (ece) and squared error (Brier) of their probability.",
+            [
+                (f"{kind}/{figure}", f"{name} {figure}", tone)
+                for kind, name, tones in ((one, "one", ("blue", "steel")), (pair, "pair", ("violet", "red")))
+                for figure, tone in zip(("ece", "brier"), tones, strict=True)
+            ],
+        ),
+    ]
 
 
 def _evaluations(run: Run) -> Panel | None:

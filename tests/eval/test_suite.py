@@ -301,14 +301,12 @@ def test_forms_of_a_result() -> None:
         "eval_judging/judge_one/yes_rate": 1.0,
         "eval_judging/judge_one/accuracy_right": 1.0,
         "eval_judging/judge_one/accuracy_wrong": 0.0,
-        "eval_judging/judge_one/calibrated_share": 0.0,
         "eval_judging/judge_pair/failure_rate": 0.0,
         "eval_judging/judge_pair/a_rate": 0.5,
         "eval_judging/judge_pair/accuracy_first": 1.0,
         "eval_judging/judge_pair/accuracy_second": 1.0,
         "eval_judging/judge_pair/position_bias": 0.0,
         "eval_judging/judge_pair/swap_consistency": 1.0,
-        "eval_judging/judge_pair/calibrated_share": 0.0,
     }
     form = as_json(result)
     assert form["judge_one"] == {"acc": 0.5, "ci": wilson(2, 4).ci, "n": 4}

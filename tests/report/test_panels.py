@@ -23,6 +23,9 @@ def test_panels_follow_what_was_logged(run_directory: Path, sft_directory: Path)
         "Gradient norm",
         "Trainer against sampler",
         "Sampled tokens to the trainer",
+        "Judging one answer",
+        "Judging a pair",
+        "Calibration of verdicts",
         "Where a step's time goes",
         "Tokens per second",
     ]
