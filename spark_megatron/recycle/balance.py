@@ -30,9 +30,8 @@ def alternating(n: int, period: int, rng: random.Random) -> list[bool]:
     return [(start + i + shift * (i // period)) % 2 == 0 for i in range(n)]
 
 
-def split_evenly(items: Sequence[T], n_first: tuple[int, int], rng: random.Random) -> tuple[list[T], list[T]]:
-    """The items dealt at random to two classes that hold ``n_first`` already, so that these end as equal as can be."""
-    coin = rng.randrange(2)
-    first = min(max((len(items) + n_first[1] - n_first[0] + coin) // 2, 0), len(items))
+def halves(items: Sequence[T], rng: random.Random) -> tuple[list[T], list[T]]:
+    """The items dealt at random into two lists of equal length, give or take one."""
     mixed = rng.sample(items, len(items))
+    first = (len(items) + rng.randrange(2)) // 2
     return mixed[:first], mixed[first:]

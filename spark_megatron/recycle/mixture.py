@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spark_megatron.recycle.balance import alternating, split_evenly, spread
+from spark_megatron.recycle.balance import alternating, halves, spread
 from spark_megatron.recycle.candidates import Candidate, answered, candidates
 from spark_megatron.recycle.pairwise import pairwise_task, same_answer
 from spark_megatron.recycle.pointwise import pointwise_task
@@ -114,7 +114,9 @@ class Recycler:
                 either.append(group)
             elif rights or wrongs:
                 (right if rights else wrong).append(group)
-        also_right, also_wrong = split_evenly(either, (len(right), len(wrong)) if self._balance else (0, 0), rng)
+        # Halves also where one class is rare: else it would come from hard questions alone, and a judge could tell it
+        # by them.
+        also_right, also_wrong = halves(either, rng)
         right, wrong = right + also_right, wrong + also_wrong
         if self._balance:
             size = min(len(right), len(wrong))
