@@ -31,6 +31,7 @@ def panels_for(run: Run) -> list[Panel]:
         _before_after(run),
         _lines(run, "Training reward", "Mean reward of a step's rollouts, per task kind.", _kinds("reward"), unit=True),
         _evaluations(run),
+        *_judging(run),
         _lines(run, "KL to the reference", "Per token, in nats.", [("policy/kl", "", "blue")]),
         _lines(run, "Entropy", "Of the policy, per token, in nats.", [("policy/entropy", "", "blue")]),
         _lines(run, "Objective weights", "What each term counts in the loss.", _components(run), smooth=False),
@@ -65,7 +66,6 @@ def panels_for(run: Run) -> list[Panel]:
         _lines(run, "Loss", "Of supervised training, per token, in nats.", [("sft/loss", "", "blue")]),
         _lines(run, "Gradient norm", "Before clipping.", [("sft/grad_norm", "", "blue")]),
         _lines(run, "Learning rate", "", [("policy/lr", "", "blue"), ("sft/lr", "", "blue")], smooth=False),
-        *_judging(run),
         _phases(run),
         _lines(run, "Tokens per second", "Over the whole step.", [("tokens/per_s", "", "blue")]),
     ]
@@ -116,7 +116,7 @@ def _judging(run: Run) -> list[Panel | None]:
         _lines(
             run,
             "Judging one answer",
-            "Accuracy on right and on wrong answers, and the share of verdicts that say yes.",
+            "Accuracy on right and on wrong ones, and how often it says yes.",
             [
                 (f"{one}/accuracy_right", "right", "green"),
                 (f"{one}/accuracy_wrong", "wrong", "red"),
@@ -127,7 +127,7 @@ def _judging(run: Run) -> list[Panel | None]:
         _lines(
             run,
             "Judging a pair",
-            "Accuracy by which answer is right, and agreement with itself when the order is swapped.",
+            "Accuracy by which is right, and agreement of both orders.",
             [
                 (f"{pair}/accuracy_first", "first", "blue"),
                 (f"{pair}/accuracy_second", "second", "violet"),
