@@ -25,9 +25,12 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, task: Task) -> tuple[int, 
 
 
 def encode_response(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
-    """``text`` as the assistant would have sampled it, with the end-of-sequence token last (exactly once)."""
+    """``text`` as the assistant would have sampled it, with the end-of-sequence token last (exactly once).
+
+    Control tokens before the end are taken apart: they were typed, not sampled.
+    """
     end = tokenizer.eos_token_id
     if end is None:
         raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token: set eos_token")
-    ids = tuple(int(token) for token in tokenizer.encode(text, add_special_tokens=False))
-    return ids if ids[-1:] == (end,) else (*ids, int(end))
+    plain = without_control(text.removesuffix(str(tokenizer.eos_token)), tokenizer)
+    return (*(int(token) for token in tokenizer.encode(plain, add_special_tokens=False)), int(end))

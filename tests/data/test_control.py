@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from spark_megatron.data.chat import encode_prompt
+from spark_megatron.data.chat import encode_prompt, encode_response
 from spark_megatron.data.control import without_control
 from spark_megatron.types import Task
 
@@ -84,6 +84,16 @@ def test_nor_does_any_arrangement_of_them(name: str, data: st.DataObject) -> Non
     ]
     text = "".join(data.draw(st.lists(st.sampled_from(pieces), max_size=12)))
     assert control(ALL[name], text) == control(ALL[name], "plain")
+
+
+def test_a_learned_response_ends_once() -> None:
+    for name, end in (("tiny", "<|end|>"), ("chatml", "<|im_end|>"), ("llama", "</s>")):
+        tokenizer = ALL[name]
+        stop = tokenizer.eos_token_id
+        for text in (f"8 {end} or 9", f"8{end}{end}", f"8{end}", "8"):
+            made = encode_response(tokenizer, text)
+            assert (made.count(stop), made[-1]) == (1, stop)
+        assert encode_response(tokenizer, f"8{end}") == encode_response(tokenizer, "8")
 
 
 def test_other_text_stays_as_it_is() -> None:
