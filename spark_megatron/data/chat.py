@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from spark_megatron.data.control import without_control
 from spark_megatron.types import Task
 
 if TYPE_CHECKING:
@@ -14,19 +15,22 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, task: Task) -> tuple[int, 
     """The task's prompt as one user turn, up to where the assistant begins.
 
     The tokenizer renders and encodes in one call, so that a beginning-of-sequence token occurs only where the
-    template puts it.
+    template puts it. Control tokens inside of the prompt are taken apart.
     """
     if not tokenizer.chat_template:
         raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no chat template: add one to its folder")
-    messages = [{"role": "user", "content": task.prompt}]
+    messages = [{"role": "user", "content": without_control(task.prompt, tokenizer)}]
     ids: Any = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
     return tuple(int(token) for token in ids)
 
 
 def encode_response(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
-    """``text`` as the assistant would have sampled it, with the end-of-sequence token last (exactly once)."""
+    """``text`` as the assistant would have sampled it, with the end-of-sequence token last (exactly once).
+
+    Control tokens before the end are taken apart: they were typed, not sampled.
+    """
     end = tokenizer.eos_token_id
     if end is None:
         raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token: set eos_token")
-    ids = tuple(int(token) for token in tokenizer.encode(text, add_special_tokens=False))
-    return ids if ids[-1:] == (end,) else (*ids, int(end))
+    plain = without_control(text.removesuffix(str(tokenizer.eos_token)), tokenizer)
+    return (*(int(token) for token in tokenizer.encode(plain, add_special_tokens=False)), int(end))

@@ -38,4 +38,6 @@ class Pool:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replaces the content; of more than ``max_size`` tasks the newest stay."""
         self._tasks.clear()
-        self.add(Task(**{**fields, "shown": tuple(fields["shown"])}) for fields in state["tasks"])
+        for fields in state["tasks"]:
+            lists = {name: tuple(fields.get(name, ())) for name in ("shown", "labels")}  # older states have no labels
+            self._tasks.append(Task(**{**fields, **lists}))

@@ -31,6 +31,7 @@ from spark_megatron.hybrid.handoff import Hybrid
 from spark_megatron.hybrid.proof import Probe
 from spark_megatron.recycle.mixture import Recycler
 from spark_megatron.recycle.pool import Pool
+from spark_megatron.rewards.noise import LabelNoise
 from spark_megatron.rewards.protocol import Verifier
 from spark_megatron.rewards.scoring import score_groups
 from spark_megatron.rollout.groups import Phase, sample_groups
@@ -50,6 +51,7 @@ class Parts:
     tokenizer: PreTrainedTokenizerBase
     stream: TaskStream
     verifiers: Mapping[str, Verifier]
+    label_noise: LabelNoise
     recycler: Recycler
     pool: Pool
     demonstrations: Any
@@ -177,6 +179,7 @@ def build(cfg: Config) -> Parts:
         tokenizer=tokenizer,
         stream=stream,
         verifiers=instantiate(cfg.verifiers),
+        label_noise=instantiate(cfg.label_noise),
         recycler=instantiate(cfg.recycle),
         pool=Pool(max_size=cfg.objective.pool_size),
         demonstrations=instantiate(cfg.demonstrations),
