@@ -35,6 +35,7 @@ setup(
     entry_points={
         "console_scripts": [
             "spark-train=spark_megatron.cli.train:main",
+            "spark-eval=spark_megatron.cli.eval:main",
             "spark-report=spark_megatron.cli.report:main",
             "spark-plan=spark_megatron.cli.plan:main",
         ]

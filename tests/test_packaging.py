@@ -57,6 +57,7 @@ def test_the_wheel_has_all_settings_and_templates(installed: Path) -> None:
 def test_the_wheel_offers_the_commands(installed: Path) -> None:
     (entry_points,) = installed.glob("spark_megatron-*.dist-info/entry_points.txt")
     assert "spark-train = spark_megatron.cli.train:main" in entry_points.read_text()
+    assert "spark-eval = spark_megatron.cli.eval:main" in entry_points.read_text()
     assert "spark-report = spark_megatron.cli.report:main" in entry_points.read_text()
     assert "spark-plan = spark_megatron.cli.plan:main" in entry_points.read_text()
 

@@ -25,7 +25,7 @@ def launch(overrides: list[str]) -> int:
         return 0
     reserve(run_dir)
     print(f"{config.name}: {config.parallel.ranks} ranks, results in {run_dir}", file=sys.stderr, flush=True)
-    code = _start_ranks([*overrides, f"run_dir={_quoted(run_dir)}"], config.parallel.ranks)
+    code = start_ranks("train", [*overrides, f"run_dir={quoted(run_dir)}"], config.parallel.ranks)
     if code == 0:
         print(f"done: open {run_dir / 'report.html'}", file=sys.stderr)
     else:
@@ -33,13 +33,14 @@ def launch(overrides: list[str]) -> int:
     return code
 
 
-def _quoted(path: Path) -> str:
+def quoted(path: Path) -> str:
     """The path as a quoted text of Hydra's override grammar: it may hold commas, spaces and equals signs."""
     escaped = str(path).replace("'", "\\'")
     return f"'{escaped}'"
 
 
-def _start_ranks(arguments: list[str], ranks: int) -> int:
+def start_ranks(command: str, arguments: list[str], ranks: int) -> int:
+    """Run ``spark_megatron.cli.<command>`` on that many ranks of this machine; returns the exit code."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -56,16 +57,16 @@ def _start_ranks(arguments: list[str], ranks: int) -> int:
     )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
-        elastic_launch(settings, sys.executable)("-m", "spark_megatron.cli.train", *arguments)
+        elastic_launch(settings, sys.executable)("-m", f"spark_megatron.cli.{command}", *arguments)
     except ChildFailedError as error:
         # torch dates a killed rank by when it noticed that, which may be after the errors that this caused in others.
         # A rank that its deadline ended kept the others waiting, who may have given up in the same second.
         causes = (-signal.SIGKILL, runtime.HUNG)
         rank, first = min(error.failures.items(), key=lambda f: (f[1].exitcode not in causes, f[1].timestamp))
         message = first.message["message"] if isinstance(first.message, dict) else first.message
-        print(f"spark-train: rank {rank} failed first (exit code {first.exitcode}): {message}", file=sys.stderr)
+        print(f"spark-{command}: rank {rank} failed first (exit code {first.exitcode}): {message}", file=sys.stderr)
         return 1
     except (SignalException, KeyboardInterrupt) as error:
-        print(f"spark-train: stopped ({error})", file=sys.stderr)
+        print(f"spark-{command}: stopped ({error})", file=sys.stderr)
         return 130
     return 0

@@ -9,7 +9,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from spark_megatron.schema import ConfigError, convert, nearest, shown
 
 SUPPLIED: Mapping[str, Collection[str]] = {
     "objective.kl_estimator": ("logp", "ref_logp"),
-    "rollout.backend": ("model", "tokenizer", "dtype", "stop_tokens"),
+    "rollout.backend": ("model", "tokenizer", "dtype", "stop_tokens", "read_weights"),
     "trainer.loop": ("cfg", "parts", "saves"),
 }
 """Arguments that the program adds to those of a node; they are no settings."""
@@ -35,6 +35,9 @@ BUILT = (
     "recycle", "demonstrations", "verifiers", "label_noise",
 )  # fmt: skip
 """Nodes that are cheap to build, so that their own checks can speak before anything is started."""
+
+MAPPINGS = ("verifiers", "benchmark")
+"""Of them, those that are mappings of nodes."""
 
 _HYDRA_KEYS = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
 _PLAIN = (int, float, bool, str)
@@ -51,15 +54,15 @@ class Arguments:
     kinds: Mapping[str, Any]
 
 
-def check_nodes(values: Mapping[str, Any]) -> None:
-    """Refuse nodes that could not be built, given all resolved settings.
+def check_nodes(values: Mapping[str, Any], built: Sequence[str] = BUILT) -> None:
+    """Refuse nodes that could not be built, given all resolved settings; those of ``built`` are.
 
     Raises:
         ConfigError: a ``_target_`` that does not exist, an argument that it does not take, lacks or cannot accept.
     """
     for name, node in _nodes(values, ""):
         _check_node(name, node)
-    for name in BUILT:
+    for name in built:
         _try_to_build(name, _select(values, name))
 
 
@@ -163,7 +166,7 @@ def _check_value(name: str, value: Any, kind: Any) -> None:
 
 
 def _try_to_build(name: str, node: Node) -> None:
-    if "_target_" not in node and name != "verifiers":  # which are a mapping of nodes
+    if "_target_" not in node and name not in MAPPINGS:
         raise ConfigError(f"{name}._target_ is missing: give it a class, {name}._target_=...")
     try:
         instantiate(node)

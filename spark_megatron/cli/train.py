@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Entry point of the console script."""
     runtime.prepare_environment()
-    _quiet_libraries()
+    quiet_libraries()
     options = {argument for argument in sys.argv[1:] if argument.startswith("-")}
     overrides = [argument for argument in sys.argv[1:] if argument not in options]
     try:
@@ -60,7 +60,7 @@ def _obey(options: set[str], overrides: list[str]) -> None:
         print(f"{config.name}: the settings can work ({ranks} ranks, {steps} steps)")
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
     """Missing CUDA extensions and deprecations inside the libraries are not the user's; what fails still raises."""
     warnings.filterwarnings("ignore", module=r"(megatron|torch|vllm)\.")
     warnings.filterwarnings("ignore", category=SyntaxWarning)  # when a library is compiled at its first import

@@ -17,6 +17,13 @@ usage: spark-train [--check] [name=value ...]
 A name with a dot is one setting. A name of a group chooses one of its files in conf/, settings that belong together."""
 
 
+def listed(root: str) -> list[str]:
+    """A line for each group of a command's settings, with its choices."""
+    choices = groups(root)
+    width = max(map(len, choices))
+    return [f"  {group:{width}}  {', '.join(names)}" for group, names in choices.items()]
+
+
 def usage() -> str:
     """Purpose, examples, and all groups and experiments of conf/."""
     choices = groups()

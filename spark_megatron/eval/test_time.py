@@ -102,11 +102,12 @@ def best_of_n(groups: Sequence[Group], ask: Sample, judge: Judge, decode: Decode
     """Of the first k answers the one that the model as judge likes best, for k = 1 to n; of equals the first.
 
     With ``decode`` the judge's probability that the answer is right decides (where the verdict's token can be found),
-    without it the verdict alone. Equal answers are judged once; an answer whose verdict cannot be read comes last.
+    without it the verdict alone. Where all answers are equal nothing is judged, and of equal ones only one; an answer
+    whose verdict cannot be read comes last.
     """
     rng = random.Random(2)
     kinds = [answer_kinds(group) for group in groups]
-    distinct = [(i, kind) for i, of in enumerate(kinds) for kind in sorted({kind for kind in of if kind is not None})]
+    distinct = [(i, kind) for i, of in enumerate(kinds) for kind in _choices(of)]
     templates = [judge.bank.judge_one.draw(rng, "answer") for _ in groups]  # one for all answers to a question
     shown = [_shown(groups[i], kinds[i].index(kind)) for i, kind in distinct]
     judged = ask([judge.task(groups[i].task, c, templates[i]) for (i, _), c in zip(distinct, shown, strict=True)])
@@ -114,8 +115,9 @@ def best_of_n(groups: Sequence[Group], ask: Sample, judge: Judge, decode: Decode
     spent = {key: len(verdict.rollouts[0].tokens) for key, verdict in zip(distinct, judged, strict=True)}
 
     def stage(k: int) -> Stage:
-        asked = [{kind for kind in of[:k] if kind is not None} for of in kinds]
-        best = [max(sorted(of), key=lambda kind: scores[i, kind], default=None) for i, of in enumerate(asked)]
+        asked = [_choices(of[:k]) for of in kinds]
+        only = [next((kind for kind in of[:k] if kind is not None), None) for of in kinds]
+        best = [max(of, key=lambda kind: scores[i, kind], default=only[i]) for i, of in enumerate(asked)]
         return Stage(
             effort=k,
             rewards=tuple(_kind_reward(group, kinds[i], best[i]) for i, group in enumerate(groups)),
@@ -173,6 +175,12 @@ def at_tokens(stages: Sequence[Stage], tokens: int) -> Interval | None:
             share = (tokens - low.tokens) / (high.tokens - low.tokens) if high.tokens > low.tokens else 1.0
             return wilson(sum(low.rewards) * (1 - share) + sum(high.rewards) * share, len(low.rewards))
     return None
+
+
+def _choices(kinds: Sequence[int | None]) -> list[int]:
+    """The different answers, in order of appearance; none where there is no choice."""
+    different = sorted({kind for kind in kinds if kind is not None})
+    return different if len(different) > 1 else []
 
 
 def _repair(source: Task, answer: Candidate, bank: Bank, rng: random.Random) -> Task:

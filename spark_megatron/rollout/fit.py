@@ -8,7 +8,7 @@ from typing import Any
 
 from spark_megatron import runtime
 from spark_megatron.architecture import Architecture
-from spark_megatron.config import Config, described
+from spark_megatron.config import Config, ModelConfig, described
 from spark_megatron.rollout.vllm_rows import vllm_rows
 from spark_megatron.schema import ConfigError
 
@@ -17,22 +17,38 @@ _MIB = 1 << 20
 
 
 def check_backend(config: Config) -> None:
-    """Check what ``rollout.backend`` says of lengths, ranks and memory, as far as it has such arguments.
+    """Check the sampling backend of a training run, as far as it has the arguments in question.
 
     Raises:
         ConfigError: names the setting, its value and one that works.
     """
-    backend: Mapping[str, Any] = config.rollout.backend
-    model, _ = described(f"model.path={config.model.path}", Path(config.model.path) / "config.json")
+    asked = {
+        "rollout.max_new_tokens": config.rollout.max_new_tokens,
+        "eval.max_new_tokens": config.eval.max_new_tokens,
+        "rollout.probe_tokens": config.rollout.probe_tokens,
+    }
+    check_sampler(config.rollout.backend, config.model, ("parallel.ranks", config.parallel.ranks), asked)
+    if config.rollout.backend.get("weights") == "fp8_blocks":
+        _check_fp8(config)
+
+
+def check_sampler(backend: Mapping[str, Any], of: ModelConfig, job: tuple[str, int], asked: Mapping[str, int]) -> None:
+    """Check what ``rollout.backend`` says of lengths, ranks and memory.
+
+    ``job`` is the setting with the number of ranks and its value, ``asked`` has the settings with the numbers of new
+    tokens.
+
+    Raises:
+        ConfigError: names the setting, its value and one that works.
+    """
+    model, _ = described(f"model.path={of.path}", Path(of.path) / "config.json")
     if "max_model_len" in backend:
-        _check_lengths(config, backend["max_model_len"])
+        _check_lengths(asked, backend["max_model_len"])
     if "tensor_parallel" in backend:
-        _check_ranks(config, model, backend["tensor_parallel"])
-    if backend.get("weights") == "fp8_blocks":
-        _check_fp8(config, model, backend["tensor_parallel"])
+        _check_ranks(job, model, backend["tensor_parallel"])
     if backend.keys() >= {"kv_cache_mb", "max_model_len", "tensor_parallel"}:
         given, longest = backend["kv_cache_mb"], backend["max_model_len"]
-        needed = kv_cache_bytes(model, config.model.dtype, backend["tensor_parallel"], longest)
+        needed = kv_cache_bytes(model, of.dtype, backend["tensor_parallel"], longest)
         if given * _MIB < needed:
             raise ConfigError(
                 f"rollout.backend.kv_cache_mb={given} cannot hold the keys and values of one sequence of "
@@ -52,12 +68,7 @@ def kv_cache_bytes(model: Architecture, dtype: str, tensor_parallel: int, tokens
     return blocks * block * 2 * model.layers * heads * model.head_dim * _ITEMSIZE[dtype]
 
 
-def _check_lengths(config: Config, longest: int) -> None:
-    asked = {
-        "rollout.max_new_tokens": config.rollout.max_new_tokens,
-        "eval.max_new_tokens": config.eval.max_new_tokens,
-        "rollout.probe_tokens": config.rollout.probe_tokens,
-    }
+def _check_lengths(asked: Mapping[str, int], longest: int) -> None:
     for name, new in asked.items():
         if new >= longest:
             raise ConfigError(
@@ -66,8 +77,11 @@ def _check_lengths(config: Config, longest: int) -> None:
             )
 
 
-def _check_fp8(config: Config, model: Architecture, degree: int) -> None:
+def _check_fp8(config: Config) -> None:
     from spark_megatron.rollout import fp8  # it loads torch
+
+    model, _ = described(f"model.path={config.model.path}", Path(config.model.path) / "config.json")
+    degree = config.rollout.backend["tensor_parallel"]
 
     name = "rollout.backend.weights=fp8_blocks"
     lacking = fp8.missing(runtime.has_gpu())
@@ -83,10 +97,10 @@ def _check_fp8(config: Config, model: Architecture, degree: int) -> None:
         )
 
 
-def _check_ranks(config: Config, model: Architecture, degree: int) -> None:
-    name, ranks = f"rollout.backend.tensor_parallel={degree}", config.parallel.ranks
+def _check_ranks(job: tuple[str, int], model: Architecture, degree: int) -> None:
+    name, (setting, ranks) = f"rollout.backend.tensor_parallel={degree}", job
     if degree < 1 or ranks % degree:
-        raise ConfigError(f"{name} does not divide parallel.ranks={ranks}: choose a degree that does")
+        raise ConfigError(f"{name} does not divide {setting}={ranks}: choose a degree that does")
     sizes = {"attention heads": model.heads}
     if not all(model.sparse):
         sizes["MLP width (intermediate_size)"] = model.ffn

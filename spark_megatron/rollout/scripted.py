@@ -34,10 +34,11 @@ class ScriptedSampler:
         stop_tokens: Sequence[int],
         responses: Sequence[str],
         max_model_len: int,
+        read_weights: bool = False,
     ) -> None:
         del model, dtype, stop_tokens  # what every backend is given, and this one has no use for
         self.tokenizer, self.responses, self.max_model_len = tokenizer, list(responses), max_model_len
-        self.weight_version = -1
+        self.weight_version = 0 if read_weights else -1
         self.replica, self.replicas = dist.get_rank(), dist.get_world_size()
 
     def generate(self, requests: Sequence[Request]) -> list[tuple[Rollout, ...]]:

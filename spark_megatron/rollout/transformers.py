@@ -36,12 +36,13 @@ class TransformersSampler:
     """Samples with transformers' own forward pass and key-value cache.
 
     Args:
-        model: HF directory with config.json; its weights are not read.
+        model: HF directory with config.json.
         tokenizer: decodes responses.
         dtype: "fp32" or "bf16".
         stop_tokens: ids that end a response (kept in its tokens, not in its text).
         batch_size: sequences in one forward pass. Only prompts of equal length share one: there is no padding.
         max_model_len: prompt and response together, in tokens.
+        read_weights: read the directory's own weights, as version 0; else they come from a trainer.
     """
 
     has_model = True
@@ -49,17 +50,28 @@ class TransformersSampler:
     cache_block = 0
 
     def __init__(
-        self, *, model: str, tokenizer: Any, dtype: str, stop_tokens: Sequence[int], batch_size: int, max_model_len: int
+        self,
+        *,
+        model: str,
+        tokenizer: Any,
+        dtype: str,
+        stop_tokens: Sequence[int],
+        batch_size: int,
+        max_model_len: int,
+        read_weights: bool = False,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be at least 1")
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         with runtime.rng_preserved():
-            config = AutoConfig.from_pretrained(model)
-            self.model = AutoModelForCausalLM.from_config(config, dtype=_DTYPES[dtype]).eval().to(device)
+            if read_weights:
+                made = AutoModelForCausalLM.from_pretrained(model, dtype=_DTYPES[dtype])
+            else:
+                made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=_DTYPES[dtype])
+            self.model = made.eval().to(device)
         self.device, self.tokenizer = device, tokenizer
         self.stop_tokens, self.batch_size, self.max_model_len = frozenset(stop_tokens), batch_size, max_model_len
-        self.weight_version = -1
+        self.weight_version = 0 if read_weights else -1
         self.replica, self.replicas = runtime.rank(), runtime.world_size()
         self._in_use = _in_use(self.model)
 

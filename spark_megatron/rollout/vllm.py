@@ -62,11 +62,11 @@ def _index(output: Any) -> int:
 class VLLMSampler:
     """vLLM through its external launcher: the ranks of the running job are its workers.
 
-    The engine starts with random weights of the right shape; the real ones come from the trainer before the first
-    request (``start_update``, ``load``..., ``finish_update``).
+    Where a trainer has the weights, the engine starts with random ones of the right shape; the real ones come before
+    the first request (``start_update``, ``load``..., ``finish_update``).
 
     Args:
-        model: HF directory with config.json (and the tokenizer); its weights are not read.
+        model: HF directory with config.json (and the tokenizer).
         tokenizer: decodes responses.
         dtype: "fp32" or "bf16".
         stop_tokens: ids that end a response (kept in its tokens, not in its text).
@@ -79,6 +79,7 @@ class VLLMSampler:
         sleep_level: what vLLM gives back while the trainer works. 0: nothing; 1: its weights go to host memory and the
             keys and values are dropped; 2: both are dropped. Without a GPU it only stops and forgets its cache.
         weights: "same" as the trainer's, or "fp8_blocks": projections quantised at each hand-over (``rollout.fp8``).
+        read_weights: read the directory's own weights, as version 0: there is no trainer.
     """
 
     has_model = True
@@ -98,6 +99,7 @@ class VLLMSampler:
         prefix_cache: bool,
         sleep_level: Literal[0, 1, 2],
         weights: Literal["same", "fp8_blocks"],
+        read_weights: bool = False,
     ) -> None:
         from vllm import LLM
         from vllm.platforms import current_platform
@@ -111,7 +113,7 @@ class VLLMSampler:
             self.llm = LLM(
                 model=model,
                 dtype={"fp32": "float32", "bf16": "bfloat16"}[dtype],
-                load_format="dummy",
+                load_format="auto" if read_weights else "dummy",
                 skip_tokenizer_init=True,
                 enforce_eager=True,
                 seed=0,
@@ -136,7 +138,7 @@ class VLLMSampler:
         self._asleep: set[str] = set()
         self.sleep_level, self.tensor_parallel = sleep_level, tensor_parallel
         self.cache_block = self.llm.llm_engine.vllm_config.cache_config.block_size if prefix_cache else 0
-        self.weight_version = -1
+        self.weight_version = 0 if read_weights else -1
         self.replica = dist.get_rank() // tensor_parallel
         self.replicas = dist.get_world_size() // tensor_parallel
 

@@ -100,19 +100,19 @@ def test_best_of_n_by_the_hard_verdict() -> None:
         group(TASKS[0], boxed(1), boxed(7), boxed(1)),
         group(TASKS[1], boxed(1), boxed(7), boxed(2)),  # all refused: the first
         group(TASKS[2], "none", boxed(2), boxed(7)),  # 2 has an unreadable verdict
-        group(TASKS[3], "none", "none", "none"),
+        group(TASKS[3], boxed(7), "none", boxed("7.0")),  # no choice: nothing is judged
     ]
     verdicts = {"q0": {"1": "No", "7": "Yes"}, "q1": {}, "q2": {"2": "?", "7": "No"}}
     ask, asked = model(lambda task: boxed(verdicts[task.source].get(task.shown[0], "No")))
     stages = best_of_n(answers, ask, JUDGE, decode=None)
-    assert [stage.rewards for stage in stages] == [(0, 0, 0, 0), (1, 0, 0, 0), (1, 0, 1, 0)]
+    assert [stage.rewards for stage in stages] == [(0, 0, 0, 1), (1, 0, 0, 1), (1, 0, 1, 1)]
     assert [(task.source, task.shown[0]) for task in asked] == [
         ("q0", "1"), ("q0", "7"), ("q1", "1"), ("q1", "7"), ("q1", "2"), ("q2", "2"), ("q2", "7"),
     ]  # fmt: skip
-    assert [stage.calls for stage in stages] == [4 + 2, 8 + 5, 12 + 7]
+    assert [stage.calls for stage in stages] == [4 + 0, 8 + 4, 12 + 7]
     box, no, yes, unread = len(boxed(1)), len(boxed("No")), len(boxed("Yes")), len(boxed("?"))
-    assert stages[0].tokens == 2 * box + 8 + 2 * no
-    assert stages[2].tokens == 8 * box + 16 + 5 * no + yes + unread
+    assert stages[0].tokens == 3 * box + 4
+    assert stages[2].tokens == 9 * box + len(boxed("7.0")) + 8 + 5 * no + yes + unread
 
 
 def test_best_of_n_by_the_probability_of_the_verdict() -> None:

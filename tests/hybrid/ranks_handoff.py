@@ -30,7 +30,7 @@ from tests import training_rows as step
 from tests.engine.ranks_engine import layout
 from tests.hybrid.cases import CASES
 from tests.rollout.ranks_groups import byte_tokenizer, scripted
-from tests.rollout.ranks_vllm import engine_arguments, prompt, sampler
+from tests.rollout.ranks_vllm import prompt, sampler
 
 PROBE = Probe(
     tuple(prompt(length, seed=length) for length in (6, 17, 30)), new_tokens=4, bound=1e-3, every=1, compare_every=1
@@ -123,9 +123,7 @@ def updated(engine: Engine, to: Sampler, target: Path) -> dict[str, Any]:
 
 def fresh(directory: Path, dtype: str, degree: int) -> Any:
     """The same requests to a new vLLM that loads the exported directory by itself."""
-    with engine_arguments(load_format="auto"):
-        other = sampler(directory, dtype=dtype, tensor_parallel=degree)
-    other.weight_version = 0
+    other = sampler(directory, dtype=dtype, tensor_parallel=degree, read_weights=True)
     answer = sampled(other)
     other.close()
     return answer

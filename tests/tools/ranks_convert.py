@@ -65,9 +65,7 @@ def nameless(model: Path, out: Path) -> Path:
 
 def from_disk(directory: Path) -> float:
     """The largest difference of a log-prob between vLLM, which reads the directory itself, and transformers."""
-    with ranks_vllm.engine_arguments(load_format="auto"):
-        sampler = ranks_vllm.sampler(directory)
-    sampler.weight_version = 0  # nothing is handed over: it has the weights of the files
+    sampler = ranks_vllm.sampler(directory, read_weights=True)
     [[rollout]] = sampler.generate([Request(PROMPT, 1, 1.0, NEW, seed=3)])
     expected = tiny_models.response_logprobs(tiny_models.load(directory), PROMPT, rollout.tokens, 1.0)
     return float((torch.tensor(rollout.logprobs) - expected).abs().max())
