@@ -193,7 +193,7 @@ def asker(config: EvaluationConfig, sampler: Any, tokenizer: Any) -> Ask:
 
 
 def publish(config: EvaluationConfig, solved: Mapping[str, Solved], judged: Mapping[str, Judged]) -> None:
-    """Print the tables; write results.json, results.csv and, where a method of test time ran, tokens.png."""
+    """Print the tables; write results.json, csv files and, where methods of test time ran, tokens.png."""
     from rich.console import Console
 
     from spark_megatron.eval import tables
@@ -203,23 +203,24 @@ def publish(config: EvaluationConfig, solved: Mapping[str, Solved], judged: Mapp
         console.print(tables.solving_table(name, result))
     if judged:
         console.print(tables.judging_table(judged))
-    methods = [None, *(["reflect"] if "reflect" in config.test_time.methods else [])]
-    paper: dict[str, dict[str, Any]] = {}
-    for table, parts in tables.PAPER.items():
-        own = {column for columns in parts.values() for column in columns}
-        if own & {*solved, *judged}:
-            label = {method: f"{config.model.path}{f' + {method}' if method else ''}" for method in methods}
-            paper[table] = {label[m]: tables.paper_row(table, tables.paper_values(solved, judged, m)) for m in methods}
-            console.print(tables.paper_table(table, paper[table]))
+    paper = tables.paper_rows(solved, judged)
+    for table, rows in paper.items():
+        console.print(tables.paper_table(table, rows))
+        named = [{"": method, **row} for method, row in rows.items()]
+        _write_csv(directory / f"{table.lower().replace(' ', '_')}.csv", list(named[0]), named)
     figures = {"model": config.model.path, **tables.as_json(solved, judged), "paper": paper}
     (directory / "results.json").write_text(json.dumps(figures, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    with (directory / "results.csv").open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, tables.RECORD)
-        writer.writeheader()
-        writer.writerows(tables.records(solved, judged))
+    _write_csv(directory / "results.csv", tables.RECORD, tables.records(solved, judged))
     if config.test_time.methods:
         _draw(config, solved, directory / "tokens.png")
     print(f"done: {directory}", file=sys.stderr)
+
+
+def _write_csv(path: Path, fields: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, fields)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _draw(config: EvaluationConfig, solved: Mapping[str, Solved], path: Path) -> None:

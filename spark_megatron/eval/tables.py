@@ -36,6 +36,18 @@ class Solved:
     methods: Mapping[str, Sequence[Stage]] = field(default_factory=dict)
 
 
+def paper_rows(
+    solved: Mapping[str, Solved], judged: Mapping[str, Judged]
+) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Of each of the paper's tables that something was measured for: a row for greedy answers, and for reflection."""
+    methods = ["greedy", *(["reflect"] if any("reflect" in result.methods for result in solved.values()) else [])]
+    found = {}
+    for table, parts in PAPER.items():
+        if {column for columns in parts.values() for column in columns} & {*solved, *judged}:
+            found[table] = {method: paper_row(table, paper_values(solved, judged, method)) for method in methods}
+    return found
+
+
 def paper_row(table: str, values: Mapping[str, float]) -> dict[str, float | None]:
     """The columns of one of the paper's tables from accuracies by column, in [0, 1]; None for what was not measured.
 
@@ -49,11 +61,11 @@ def paper_row(table: str, values: Mapping[str, float]) -> dict[str, float | None
     return row | {"All": _mean(values, members)}
 
 
-def paper_values(solved: Mapping[str, Solved], judged: Mapping[str, Judged], method: str | None) -> dict[str, float]:
-    """What was measured, by the paper's column; solving greedily, or at the last stage of ``method``."""
+def paper_values(solved: Mapping[str, Solved], judged: Mapping[str, Judged], method: str) -> dict[str, float]:
+    """What was measured, by the paper's column; solving at the last stage of ``method`` where it ran."""
     values = {}
     for name, result in solved.items():
-        stages = result.methods.get(method or "")
+        stages = result.methods.get(method)
         values[name] = stages[-1].accuracy.acc if stages else result.greedy.acc
     for name, verdicts in judged.items():
         values[name] = verdicts.accuracy.acc
@@ -133,10 +145,11 @@ def judging_table(judged: Mapping[str, Judged]) -> Table:
 
 
 def paper_table(table: str, rows: Mapping[str, Mapping[str, float | None]]) -> Table:
-    """Rows of one of the paper's tables, in per cent; a dash for what was not measured."""
-    drawn = _table(f"columns of the SPARK paper's {table}, %", "", *next(iter(rows.values())))
-    for name, row in rows.items():
-        drawn.add_row(name, *("-" if value is None else f"{100 * value:.1f}" for value in row.values()))
+    """Rows of one of the paper's tables as columns, in per cent; a dash for what was not measured."""
+    drawn = _table(f"columns of the SPARK paper's {table}, %", "", *rows)
+    for column in next(iter(rows.values())):
+        values = [row[column] for row in rows.values()]
+        drawn.add_row(column, *("-" if value is None else f"{100 * value:.1f}" for value in values))
     return drawn
 
 

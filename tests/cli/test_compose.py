@@ -11,12 +11,13 @@ from spark_megatron.paths import conf_dir
 from spark_megatron.schema import ConfigError
 from tests.settings import save_shape
 
-CHOICES = [
+FILES = [
     (folder.name, file.stem)
     for folder in sorted(conf_dir().iterdir())
     if folder.is_dir()
     for file in sorted(folder.glob("*.yaml"))
 ]
+CHOICES = [(group, choice) for group, choice in FILES if group in groups()]
 
 
 @pytest.fixture
@@ -50,12 +51,15 @@ def test_every_file_of_every_group_can_be_chosen(group: str, choice: str, shape:
 
 
 def test_every_group_has_a_default_and_every_file_is_in_a_group() -> None:
-    defaults = yaml.safe_load((conf_dir() / "config.yaml").read_text())["defaults"]
-    named = {group for entry in defaults if isinstance(entry, dict) for group in entry}
-    assert named == set(groups())
-    assert {(group, choice) for group, names in groups().items() for choice in names} == set(CHOICES)
+    found = set()
+    for root in ("config", "evaluate"):
+        defaults = yaml.safe_load((conf_dir() / f"{root}.yaml").read_text())["defaults"]
+        named = {group for entry in defaults if isinstance(entry, dict) for group in entry}
+        assert named == set(groups(root))
+        found |= {(group, choice) for group, names in groups(root).items() for choice in names}
+    assert found == set(FILES)
     others = {file for file in conf_dir().rglob("*.yaml") if file.parent.parent != conf_dir()}
-    assert others == {conf_dir() / "config.yaml"}
+    assert others == {conf_dir() / "config.yaml", conf_dir() / "evaluate.yaml"}
 
 
 def test_an_experiment_yields_to_the_command_line(shape: str) -> None:
