@@ -83,9 +83,10 @@ def _watch(pid: int, output: int, request: Request) -> dict[str, Any]:
         elif time.monotonic() > deadline:
             end = "timeout"
         if end != "exit":
-            os.kill(pid, signal.SIGKILL)
+            _end_group(pid)
         found, status, spent = os.wait4(pid, 0 if end != "exit" else os.WNOHANG)
         usage = spent if found else None
+    _end_group(pid)
     if end == "exit":
         written += _rest(output, limit + 1 - len(written))
         end = "output" if len(written) > limit else end
@@ -93,6 +94,14 @@ def _watch(pid: int, output: int, request: Request) -> dict[str, Any]:
     if end == "exit" and (code == -signal.SIGXCPU or (code == -signal.SIGKILL and seconds >= request.cpu_seconds)):
         end = "timeout"
     return {"end": end, "code": code, "output": base64.b64encode(written[:limit]).decode()}
+
+
+def _end_group(pid: int) -> None:
+    """Kills a program and, without isolation, the processes that it made and that stayed in its group."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
 
 
 def _rest(output: int, most: int) -> bytes:
@@ -111,6 +120,7 @@ def _rest(output: int, most: int) -> bytes:
 
 
 def _become_program(request: Request, bootstrap: str, output: int) -> None:
+    os.setsid()
     source = _file(json.dumps({"program": request.program, "expressions": request.expressions}))
     stdin, nothing = _file(request.stdin), os.open("/dev/null", os.O_RDWR)
     # Away from the numbers that are about to be given out.

@@ -93,7 +93,7 @@ class Valued:
             if self.truth:
                 return _truth(found[0]) is self.expected
             return self._equal(self.expected, found[0])
-        except (ValueError, TypeError, RecursionError):  # the line is the program's: anything may be in it
+        except (ValueError, TypeError, KeyError, RecursionError):  # the line is the program's: anything may be in it
             return False
 
     def _equal(self, expected: Any, found: Any) -> bool:

@@ -100,19 +100,21 @@ def own_root(paths: Sequence[str], disk_mib: int) -> None:
         _checked(_LIBC.unshare(flags | _NEW_USERS), "unshare")
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             Path(f"/proc/self/{name}").write_text(text)
+    os.umask(0o022)
     _mount("none", "/", None, _RECURSIVE | _PRIVATE)
     # By descriptor, since the new root covers a directory that some of them lie in.
     sources = {path: os.open(path, os.O_PATH) for path in (*paths, "/dev/null") if not os.path.islink(path)}
     root = "/etc"  # one that always exists and is none of the sources; it is covered for this process alone
-    _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, f"size={disk_mib}m,nr_inodes=4096,mode=755")
+    _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, "size=1m,mode=755")
+    os.mkdir(f"{root}/tmp")
+    _mount("tmpfs", f"{root}/tmp", "tmpfs", _NOSUID | _NODEV, f"size={disk_mib}m,nr_inodes=4096,mode=1777")
     for path in paths:
         if path not in sources:
             os.symlink(os.readlink(path), root + path)
     for path, source in sources.items():
         _bind(source, root + path)
         os.close(source)
-    os.mkdir(f"{root}/tmp")
-    os.chmod(f"{root}/tmp", 0o1777)
+    _mount("none", root, None, _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV)
     os.chdir(root)
     _checked(_LIBC.pivot_root(b".", b"."), "pivot_root")
     _checked(_LIBC.umount2(b".", 2), "umount2")
@@ -247,7 +249,8 @@ def other_threads(own_root: bool) -> int:
     uid, release = os.getuid(), tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
     if uid == 0 or (own_root and release >= (5, 14)):
         return 0
-    return sum(_threads(entry.path) for entry in os.scandir("/proc") if entry.name.isdigit() and _owner(entry) == uid)
+    mine = [entry.path for entry in os.scandir("/proc") if entry.name.isdigit() and _owner(entry) == uid]
+    return sum(map(_threads, mine)) - 1  # this process is the one that becomes the program
 
 
 def _owner(entry: os.DirEntry[str]) -> int:
