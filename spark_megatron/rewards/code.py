@@ -59,44 +59,40 @@ class CodeVerifier:
         self._sandbox, self._credit = sandbox, credit
 
     def __call__(self, task: Task, response: str, finish: str) -> Verdict:
-        return self.group(task, [(response, finish)])[0]
+        return self.check_many([(task, response, finish)])[0]
 
-    def group(self, task: Task, responses: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Verdicts of several responses (with their finish reasons) to one task, in order.
+    def check_many(self, checks: Sequence[tuple[Task, str, str]]) -> list[Verdict]:
+        """One verdict per (task, response, finish reason), in order; those of the same task are one group.
 
         Raises:
-            ValueError: the task's answer holds no tests.
+            ValueError: a task's answer holds no tests.
         """
-        try:
-            tests = read_tests(task.answer)
-        except ValueError as error:
-            raise ValueError(f"task {task.id}: {error}") from error
-        programs = [last_program(text) for text, _ in responses]
-        programs = [program if program and program.strip() else None for program in programs]
+        tests = {answer: _tests(task) for answer, task in {task.answer: task for task, _, _ in checks}.items()}
+        programs = [last_program(response) for _, response, _ in checks]
         with ThreadPoolExecutor(self._sandbox.children) as pool:
-            results = list(pool.map(lambda program: self._try(program, tests), programs))
-        ran = [result for result in results if isinstance(result, _Result)]
-        earned = iter(self._rewards([result.passed for result in ran]))
-        verdicts = []
-        for (_, finish), program, result in zip(responses, programs, results, strict=True):
-            if program is None:
-                verdicts.append(Verdict("truncated" if finish == "length" else "unparsed"))
-            elif result is None:
-                verdicts.append(Verdict("error", parsed=program))
-            else:
-                reward = next(earned)
-                late = result.timed_out and reward == 0.0
-                verdicts.append(Verdict("timeout" if late else "ok", reward, program))
-        return verdicts
+            answers = [task.answer for task, _, _ in checks]
+            results = list(pool.map(lambda program, answer: self._try(program, tests[answer]), programs, answers))
+        groups: dict[str, list[int]] = {}
+        for index, (task, _, _) in enumerate(checks):
+            if results[index] is not None:
+                groups.setdefault(task.id, []).append(index)
+        rewards: dict[int, float] = {}
+        for members in groups.values():
+            ran = [result.passed for result in map(results.__getitem__, members) if result is not None]
+            rewards |= zip(members, self._rewards(ran), strict=True)
+        return [
+            _verdict(program, finish, result, rewards.get(index, 0.0))
+            for index, (program, (_, _, finish), result) in enumerate(zip(programs, checks, results, strict=True))
+        ]
 
     def _rewards(self, passed: Sequence[tuple[bool, ...]]) -> list[float]:
-        if self._credit is None or not passed:
+        if self._credit is None:
             return [float(all(row)) for row in passed]
         return self._credit(passed)
 
     def _try(self, program: str | None, tests: Sequence[Test]) -> _Result | None:
         try:
-            return None if program is None else self._run(program, tests)
+            return None if program is None or not program.strip() else self._run(program, tests)
         except SandboxError as error:
             _LOG.warning("a program could not be run: %s", error)
             return None
@@ -118,3 +114,18 @@ class CodeVerifier:
                 if not passed[index]:
                     failed_late.append(run.end == "timeout")
         return _Result(tuple(passed), failed_late[:1] == [True])
+
+
+def _tests(task: Task) -> list[Test]:
+    try:
+        return read_tests(task.answer)
+    except ValueError as error:
+        raise ValueError(f"task {task.id}: {error}") from error
+
+
+def _verdict(program: str | None, finish: str, result: _Result | None, reward: float) -> Verdict:
+    if program is None or not program.strip():
+        return Verdict("truncated" if finish == "length" and program is None else "unparsed")
+    if result is None:
+        return Verdict("error", parsed=program)
+    return Verdict("timeout" if result.timed_out and reward == 0.0 else "ok", reward, program)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from spark_megatron.rewards.boxed import last_boxed
 from spark_megatron.types import Task, Verdict
@@ -16,16 +15,6 @@ class Verifier(Protocol):
     """
 
     def __call__(self, task: Task, response: str, finish: str) -> Verdict: ...
-
-
-@runtime_checkable
-class GroupVerifier(Verifier, Protocol):
-    """A verifier that can check all responses to a task together: several at once, or each in view of the others.
-
-    ``responses`` are (text, finish reason) pairs; the verdicts come in their order.
-    """
-
-    def group(self, task: Task, responses: Sequence[tuple[str, str]]) -> list[Verdict]: ...
 
 
 def read_box(response: str, finish: str) -> str | Verdict:

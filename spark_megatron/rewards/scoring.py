@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
-from spark_megatron.rewards.protocol import GroupVerifier, Verifier
+from spark_megatron.rewards.protocol import Verifier
 from spark_megatron.types import Group, Status, Verdict
 
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -52,15 +52,13 @@ def _find(name: str, verifiers: Mapping[str, Verifier]) -> Verifier:
 
 
 def _check(group: Group, verifier: Verifier) -> tuple[Verdict, ...]:
-    responses = [(rollout.text, rollout.finish) for rollout in group.rollouts]
-    try:
-        if isinstance(verifier, GroupVerifier):
-            verdicts = verifier.group(group.task, responses)
-        else:
-            verdicts = [verifier(group.task, text, finish) for text, finish in responses]
-    except Exception as error:
-        raise RuntimeError(f"verifier {group.task.verifier!r} failed on task {group.task.id}: {error}") from error
-    for verdict in verdicts:
+    verdicts = []
+    for rollout in group.rollouts:
+        try:
+            verdict = verifier(group.task, rollout.text, rollout.finish)
+        except Exception as error:
+            raise RuntimeError(f"verifier {group.task.verifier!r} failed on task {group.task.id}: {error}") from error
         if not (math.isfinite(verdict.reward) and 0.0 <= verdict.reward <= (1.0 if verdict.status == "ok" else 0.0)):
             raise ValueError(f"verifier {group.task.verifier!r} gave {verdict} on task {group.task.id}: not in [0, 1]")
+        verdicts.append(verdict)
     return tuple(verdicts)

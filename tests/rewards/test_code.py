@@ -3,15 +3,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
+from spark_megatron.cli.compose import compose_config
+from spark_megatron.cli.nodes import check_nodes
 from spark_megatron.rewards.code import CodeVerifier, last_program
 from spark_megatron.rewards.credit import PassedShare, RareTests
 from spark_megatron.rewards.sandbox import Sandbox
-from spark_megatron.rewards.scoring import score_groups
-from spark_megatron.types import Group, Rollout, Task, Verdict
+from spark_megatron.schema import ConfigError
+from spark_megatron.types import Task, Verdict
 from tests.rewards.escapes import LIMITS
+from tests.settings import composed
 
 ADD = "def add(a, b):\n    return a + b\n"
 SQUARE = {"tests": [{"call": "square", "args": [n], "returns": n * n + 7919} for n in (3, 4)]}
@@ -186,13 +192,17 @@ def test_forgeries_of_scripts_earn_nothing(verifier: CodeVerifier, name: str) ->
 
 def test_partial_credit(sandbox: Sandbox) -> None:
     programs = [ADD, "def add(a, b): return a + b if isinstance(a, int) else None", "def add(a, b): return None", ADD]
-    responses = [(block(program), "stop") for program in programs]
-    shares = CodeVerifier(sandbox=sandbox, credit=PassedShare()).group(ADDITIONS, [*responses, ("none", "stop")])
+    checks = [(ADDITIONS, block(program), "stop") for program in programs]
+    shares = CodeVerifier(sandbox=sandbox, credit=PassedShare()).check_many([*checks, (ADDITIONS, "none", "stop")])
     assert [verdict.reward for verdict in shares] == pytest.approx([1.0, 1 / 3, 0.0, 1.0, 0.0])
     assert [verdict.status for verdict in shares] == ["ok", "ok", "ok", "ok", "unparsed"]
-    rare = CodeVerifier(sandbox=sandbox, credit=RareTests(outcome_share=0.5)).group(ADDITIONS, responses)
+    rare = CodeVerifier(sandbox=sandbox, credit=RareTests(outcome_share=0.5))
     # Pass rates 3/4, 1/2, 1/2: the weight of the first test is 0.25 / 1.25.
-    assert [verdict.reward for verdict in rare] == pytest.approx([1.0, 0.1, 0.0, 1.0])
+    assert [verdict.reward for verdict in rare.check_many(checks)] == pytest.approx([1.0, 0.1, 0.0, 1.0])
+    # Another task's programs are a group of their own.
+    other = replace(ADDITIONS, id="t2")
+    mixed = [checks[0], (other, block(programs[1]), "stop"), *checks[1:]]
+    assert [verdict.reward for verdict in rare.check_many(mixed)] == pytest.approx([1.0, 0.0, 0.1, 0.0, 1.0])
 
 
 def test_partial_credit_of_scripts_that_run_out_of_time(sandbox: Sandbox) -> None:
@@ -202,12 +212,11 @@ def test_partial_credit_of_scripts_that_run_out_of_time(sandbox: Sandbox) -> Non
     assert verifier(SUMS, block("while True: pass"), "stop").status == "timeout"
 
 
-def test_groups_are_scored_in_order(verifier: CodeVerifier) -> None:
+def test_order_is_kept(verifier: CodeVerifier) -> None:
     programs = [f"import time\ntime.sleep({0.4 - 0.1 * i})\n{ADD if i % 2 else 'add = max'}" for i in range(4)]
-    rollouts = tuple(Rollout((1,), (-0.5,), block(program), "stop", 0) for program in programs)
-    (scored,) = score_groups([Group(ADDITIONS, (5,), rollouts)], {"code": verifier})
-    assert [verdict.reward for verdict in scored.verdicts] == [0.0, 1.0, 0.0, 1.0]
-    assert [verdict.parsed for verdict in scored.verdicts] == [program + "\n" for program in programs]
+    verdicts = verifier.check_many([(ADDITIONS, block(program), "stop") for program in programs])
+    assert [verdict.reward for verdict in verdicts] == [0.0, 1.0, 0.0, 1.0]
+    assert [verdict.parsed for verdict in verdicts] == [program + "\n" for program in programs]
 
 
 def test_a_program_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,3 +230,18 @@ def test_a_program_that_cannot_be_started_is_an_error(monkeypatch: pytest.Monkey
 def test_an_answer_without_tests_is_raised_with_the_task(verifier: CodeVerifier) -> None:
     with pytest.raises(ValueError, match=r"task t1: the tests of a code task must be"):
         verifier(task({"tests": []}), block(ADD), "stop")
+
+
+def test_the_settings_make_a_verifier_that_works() -> None:
+    found = OmegaConf.to_container(compose_config(["verifiers=code"]).verifiers, resolve=True)
+    assert set(found) == {"math", "choice", "code"}
+    built = instantiate(found)["code"]
+    assert built(ADDITIONS, block(ADD), "stop") == Verdict("ok", 1.0, ADD + "\n")
+
+
+def test_a_setting_out_of_range_is_named_before_anything_starts(tmp_path: Path) -> None:
+    node = OmegaConf.to_container(compose_config(["verifiers=code"]).verifiers, resolve=True)
+    values = OmegaConf.to_container(composed(tmp_path), resolve=True)
+    node["code"]["sandbox"]["limits"]["threads"] = 0
+    with pytest.raises(ConfigError, match=r"^verifiers\.code\.sandbox\.limits\.threads=0: must be positive"):
+        check_nodes({**values, "verifiers": node})
