@@ -47,7 +47,16 @@ class ParallelConfig:
 @dataclass(frozen=True)
 class DataConfig:
     source: Node
+    heldout: Node | None
     heldout_share: float
+    max_prompt_tokens: int | None
+    overlong: Literal["drop", "cut"]
+
+
+@dataclass(frozen=True)
+class CurriculumConfig:
+    order: Node
+    resample: Node | None
 
 
 @dataclass(frozen=True)
@@ -162,6 +171,7 @@ class Config:
     model: ModelConfig
     parallel: ParallelConfig
     data: DataConfig
+    curriculum: CurriculumConfig
     trainer: TrainerConfig
     rollout: RolloutConfig
     objective: ObjectiveConfig
@@ -225,8 +235,19 @@ def _check_ranges(config: Config) -> None:
     for index, beta in enumerate(config.optim.betas):
         if not 0 <= beta < 1:
             raise ConfigError(f"optim.betas[{index}]={beta} must lie in [0, 1)")
-    if not 0 < config.data.heldout_share < 1:
-        raise ConfigError(f"data.heldout_share={config.data.heldout_share} must lie between 0 and 1")
+    _check_data(config.data)
+
+
+def _check_data(data: DataConfig) -> None:
+    if data.heldout is None and not 0 < data.heldout_share < 1:
+        raise ConfigError(f"data.heldout_share={data.heldout_share} must lie between 0 and 1")
+    if data.heldout is not None and data.heldout_share != 0:
+        raise ConfigError(
+            f"data.heldout_share={data.heldout_share} with data.heldout: the held-out tasks come from there; set the "
+            "share to 0, or data.heldout to null"
+        )
+    if data.max_prompt_tokens is not None and data.max_prompt_tokens <= 0:
+        raise ConfigError(f"data.max_prompt_tokens={data.max_prompt_tokens} must be greater than 0, or null")
 
 
 def _divides(divisor_name: str, divisor: int, name: str, value: int) -> None:
@@ -268,14 +289,22 @@ def _check_schedule(optim: OptimConfig) -> None:
 
 
 def _check_verifiers(config: Config) -> None:
-    nodes = {"data.source.verifier": config.data.source, "recycle.judge_verifier": config.recycle}
-    nodes["demonstrations.judge_verifier"] = config.demonstrations
-    for name, node in nodes.items():
+    named = [(f"{name}.judge_verifier", getattr(config, name)) for name in ("recycle", "demonstrations")]
+    named += _sources("data.source", config.data.source) + _sources("data.heldout", config.data.heldout)
+    for name, node in named:
         verifier = node.get(name.rpartition(".")[2])
         if verifier is not None and verifier not in config.verifiers:
             raise ConfigError(
                 f"{name}={shown(verifier)} is no key of verifiers{nearest(str(verifier), config.verifiers)}"
             )
+
+
+def _sources(name: str, node: Any) -> list[tuple[str, Node]]:
+    """The verifier settings of a source of tasks and of those that it is made of."""
+    if not isinstance(node, dict):
+        return []
+    inner = [found for key, value in node.items() for found in _sources(f"{name}.{key}", value)]
+    return [(f"{name}.verifier", node), *inner]
 
 
 def described(setting: str, file: Path) -> tuple[Architecture, int]:
@@ -314,4 +343,10 @@ def _check_model(config: Config) -> None:
         raise ConfigError(
             f"rollout.max_new_tokens={new} leaves no room for a prompt: the model takes {longest} tokens "
             f"(max_position_embeddings of {file})"
+        )
+    prompt = config.data.max_prompt_tokens
+    if prompt is not None and prompt + new > longest:
+        raise ConfigError(
+            f"data.max_prompt_tokens={prompt} and rollout.max_new_tokens={new} are more than the {longest} tokens that "
+            f"the model takes (max_position_embeddings of {file})"
         )

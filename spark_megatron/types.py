@@ -20,15 +20,19 @@ TASK_KINDS: tuple[TaskKind, ...] = ("solve", "judge_one", "judge_pair", "reflect
 Status = Literal["ok", "unparsed", "truncated", "timeout", "error"]
 
 
+Turn = tuple[str, str]
+"""A role ("system", "user" or "assistant") and what it says."""
+
+
 @dataclass(frozen=True)
 class Task:
     """A prompt with a way to check its answer.
 
-    ``prompt`` is the user's turn as plain text (the chat template is applied when it is encoded), ``answer`` the gold
-    answer, ``verifier`` the name of the verifier (a key of the ``verifiers`` settings) that compares the two.
-    ``question`` is the original question without any instruction; recycled tasks keep the one they came from.
-    ``source`` is the id of the task that a recycled one was made from ("" for an original task), ``shown`` the
-    answer or answers that a judge or reflection prompt displays.
+    ``prompt`` is the user's turn as plain text (the chat template is applied when it is encoded), ``context`` the turns
+    before it, a system prompt above all. ``answer`` is the gold answer, ``verifier`` the name of the verifier (a key of
+    the ``verifiers`` settings) that compares the two. ``question`` is the original question without any instruction;
+    recycled tasks keep the one they came from. ``source`` is the id of the task that a recycled one was made from (""
+    for an original task), ``shown`` the answer or answers that a judge or reflection prompt displays.
     """
 
     id: str
@@ -39,6 +43,7 @@ class Task:
     question: str
     source: str = ""
     shown: tuple[str, ...] = ()
+    context: tuple[Turn, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ UNIMPORTED = "spark_megatron.trainers."
 """Modules that need all of megatron-core, too slow to import for a check: their source is read instead."""
 
 BUILT = (
-    "data.source", "objective.kl_estimator", "advantage", "policy_loss", "correction", "kl_schedule", "weight_schedule",
+    "data.source", "data.heldout", "curriculum.order", "curriculum.resample", "objective.kl_estimator",
+    "advantage", "policy_loss", "correction", "kl_schedule", "weight_schedule",
     "recycle", "demonstrations", "verifiers",
 )  # fmt: skip
 """Nodes that are cheap to build, so that their own checks can speak before anything is started."""
@@ -60,7 +61,9 @@ def check_nodes(values: Mapping[str, Any]) -> None:
     for name, node in _nodes(values, ""):
         _check_node(name, node)
     for name in BUILT:
-        _try_to_build(name, _select(values, name))
+        node = _select(values, name)
+        if node is not None:
+            _try_to_build(name, node)
 
 
 def _nodes(value: Any, name: str) -> Iterator[tuple[str, Node]]:

@@ -38,4 +38,9 @@ class Pool:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replaces the content; of more than ``max_size`` tasks the newest stay."""
         self._tasks.clear()
-        self.add(Task(**{**fields, "shown": tuple(fields["shown"])}) for fields in state["tasks"])
+        self.add(Task(**{name: _tuples(value) for name, value in fields.items()}) for fields in state["tasks"])
+
+
+def _tuples(value: Any) -> Any:
+    """Tuples for the lists that JSON makes of them."""
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

@@ -35,6 +35,12 @@ def training_rewards(group: Group, table: Mapping[Status, float | None]) -> tupl
     return tuple(v.reward if v.status == "ok" else table[v.status] for v in group.verdicts)
 
 
+def solved_shares(groups: Iterable[Group]) -> dict[str, float]:
+    """The mean reward of each task's rollouts by the task's id; a check that failed by itself says nothing."""
+    checked = {group.task.id: [v.reward for v in group.verdicts if v.status != "error"] for group in groups}
+    return {task: sum(rewards) / len(rewards) for task, rewards in checked.items() if rewards}
+
+
 def status_counts(groups: Iterable[Group]) -> dict[Status, int]:
     """The number of verdicts per status; every status is a key."""
     counts = dict.fromkeys(STATUSES, 0)

@@ -21,6 +21,8 @@ from spark_megatron.algos.policy_loss import PolicyLoss
 from spark_megatron.algos.weight_schedules.base import WeightSchedule
 from spark_megatron.config import Config
 from spark_megatron.data.chat import encode_prompt
+from spark_megatron.data.curriculum import Resample
+from spark_megatron.data.limit import PromptLimit
 from spark_megatron.data.stream import TaskStream
 from spark_megatron.engine.engine import Engine
 from spark_megatron.engine.model import DTYPES
@@ -49,6 +51,7 @@ class Parts:
 
     tokenizer: PreTrainedTokenizerBase
     stream: TaskStream
+    resample: Resample | None
     verifiers: Mapping[str, Verifier]
     recycler: Recycler
     pool: Pool
@@ -143,7 +146,15 @@ def _tracker(cfg: Config) -> Tracker:
 def build(cfg: Config) -> Parts:
     """All parts of a run. A collective: every rank builds its own share."""
     tokenizer = AutoTokenizer.from_pretrained(cfg.model.path)
-    stream = TaskStream(source=instantiate(cfg.data.source), seed=cfg.seed, heldout_share=cfg.data.heldout_share)
+    most = cfg.data.max_prompt_tokens
+    stream = TaskStream(
+        source=instantiate(cfg.data.source),
+        seed=cfg.seed,
+        heldout_share=cfg.data.heldout_share,
+        order=instantiate(cfg.curriculum.order),
+        heldout_source=instantiate(cfg.data.heldout),
+        limit=None if most is None else PromptLimit(tokenizer, most, cfg.data.overlong),
+    )
     heldout = stream.heldout(cfg.eval.items)
     bank = instantiate(cfg.recycle["bank"])
     suite = Suite.build(heldout, bank=bank, judge_verifier=cfg.recycle["judge_verifier"], rounds=cfg.eval.rounds)
@@ -176,6 +187,7 @@ def build(cfg: Config) -> Parts:
     return Parts(
         tokenizer=tokenizer,
         stream=stream,
+        resample=instantiate(cfg.curriculum.resample),
         verifiers=instantiate(cfg.verifiers),
         recycler=instantiate(cfg.recycle),
         pool=Pool(max_size=cfg.objective.pool_size),

@@ -30,7 +30,7 @@ def log_step(
     compared = mismatch.figures(runtime.combine(stats))
     metrics |= {f"mismatch/{name}": value for name, value in compared.items()}
     metrics |= {f"weights/{name}": value for name, value in weights.items()}
-    metrics |= {"pool/size": float(len(parts.pool)), **_turn_metrics(parts.hybrid.turns)}
+    metrics |= {"pool/size": float(len(parts.pool)), **parts.stream.metrics(), **_turn_metrics(parts.hybrid.turns)}
     metrics |= phase_metrics(parts.phases)
     parts.phases.clear()
     parts.hybrid.turns.clear()

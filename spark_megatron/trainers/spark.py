@@ -13,7 +13,14 @@ from spark_megatron.recycle.supervised import with_targets
 from spark_megatron.tracking.clock import Clock
 from spark_megatron.trainers import progress
 from spark_megatron.trainers.parts import Parts
-from spark_megatron.trainers.period import COMPONENT_OF, TokenWeight, advantage_samples, rollouts, update
+from spark_megatron.trainers.period import (
+    COMPONENT_OF,
+    TokenWeight,
+    advantage_samples,
+    rollouts,
+    solve_rollouts,
+    update,
+)
 from spark_megatron.trainers.saves import Saves
 from spark_megatron.types import Component, Group, Metrics, Sample
 
@@ -52,7 +59,7 @@ def alternating(
 
     Each period is a plain token mean over its own responses: the objective weights play no part.
     """
-    groups = rollouts(parts, cfg, parts.stream.take(cfg.trainer.tasks_per_step), (step, "solve"), span)
+    groups = solve_rollouts(parts, cfg, step, span)
     parts.pool.add(parts.recycler(groups, parts.rng))
     stats = [learn(samples=advantage_samples(parts, cfg, groups), token_weight=merged_coefs)]
     if len(parts.pool) >= cfg.trainer.tasks_per_step:
@@ -70,7 +77,7 @@ def joint(
     Kinds in supervised mode learn their known answer by cross-entropy; those in rl mode are sampled with the same
     weights and learn from their own verified rollouts.
     """
-    groups = rollouts(parts, cfg, parts.stream.take(cfg.trainer.tasks_per_step), (step, "solve"), span)
+    groups = solve_rollouts(parts, cfg, step, span)
     recycled = parts.recycler(groups, parts.rng)
     modes = {name: getattr(cfg.objective, name).mode for name in ("pointwise", "pairwise", "reflection")}
     taught = [task for task in recycled if modes[COMPONENT_OF[task.kind]] == "supervised"]

@@ -13,8 +13,10 @@ from spark_megatron.algos.kl_schedules.adaptive import Adaptive
 from spark_megatron.algos.kl_schedules.base import KLSchedule
 from spark_megatron.algos.kl_schedules.constant import Constant
 from spark_megatron.config import Config
-from spark_megatron.data.jsonl import JsonlSource
+from spark_megatron.data.curriculum import Shuffled
+from spark_megatron.data.rows import Files
 from spark_megatron.data.stream import TaskStream
+from spark_megatron.data.table import TableSource
 from spark_megatron.recycle.pool import Pool
 from spark_megatron.rollout.lengths import ResponseLengths
 from spark_megatron.schema import ConfigError
@@ -40,12 +42,12 @@ def make_parts(tmp_path: Path) -> MakeParts:
     def make(questions: int = 10, kl_schedule: KLSchedule | None = None, seed: int = 0) -> Any:
         path = tmp_path / f"{questions}.jsonl"
         path.write_text("".join(json.dumps({"q": f"{i}+1?", "a": str(i + 1)}) + "\n" for i in range(questions)))
-        source = JsonlSource(
-            path=str(path), question_field="q", answer_field="a", answer_after=None, instruction="{question}",
-            verifier="math",
+        source = TableSource(
+            rows=Files(paths=str(path)), question_field="q", answer_field="a", answer_after=None,
+            instruction="{question}", system=None, verifier="math", max_broken=0,
         )  # fmt: skip
         return SimpleNamespace(
-            stream=TaskStream(source=source, seed=seed, heldout_share=0.0),
+            stream=TaskStream(source=source, seed=seed, heldout_share=0.0, order=Shuffled()),
             pool=Pool(max_size=None),
             kl_schedule=kl_schedule or Constant(value=0.1),
             lengths=ResponseLengths(),
