@@ -49,7 +49,7 @@ def test_an_added_name_that_does_not_exist(tmp_path: Path, override: str, messag
 
 
 def test_a_name_like_no_other_gets_the_names_beside_it(tmp_path: Path) -> None:
-    start = "new.key=1: there is no setting new.key; valid are advantage, checkpoint, correction, data, "
+    start = "new.key=1: there is no setting new.key; valid are advantage, checkpoint, correction, curriculum, data, "
     assert refusal(tmp_path, "+new.key=1").startswith(start)
     message = refusal(tmp_path, "+model.qqqqqqqqqqqq=1")
     assert message == (
@@ -102,6 +102,10 @@ def test_a_value_of_another_type(tmp_path: Path, override: str, message: str) ->
 OUT_OF_RANGE = {
     "rollout.samples_per_task=1": "rollout.samples_per_task=1: a group needs at least 2 rollouts, or every "
     "advantage is 0",
+    "data.max_prompt_tokens=0": "data.max_prompt_tokens=0 must be greater than 0, or null",
+    "data.heldout={}": "data.heldout_share=0.3 with data.heldout: the held-out tasks come from there; set the share to "
+    "0, or data.heldout to null",
+    "data.overlong=cuts": "data.overlong=cuts is not a choice; did you mean cut?",
     "data.heldout_share=0": "data.heldout_share=0.0 must lie between 0 and 1",
     "data.heldout_share=1": "data.heldout_share=1.0 must lie between 0 and 1",
     "data.heldout_share=nan": "data.heldout_share=nan must lie between 0 and 1",
@@ -230,3 +234,18 @@ def test_all_names_of_settings() -> None:
 def test_values_are_shown_as_in_yaml_and_on_a_line() -> None:
     assert [shown(value) for value in (None, True, 1.5, "text", [1, 2])] == ["null", "true", "1.5", "text", "[1, 2]"]
     assert shown("x" * 200) == "x" * 77 + "..."
+
+
+def test_prompts_and_responses_must_fit_the_model_together(tmp_path: Path) -> None:
+    assert typed(tmp_path, "data.max_prompt_tokens=448", "rollout.max_new_tokens=64").data.max_prompt_tokens == 448
+    message = refusal(tmp_path, "data.max_prompt_tokens=449", "rollout.max_new_tokens=64")
+    assert message.startswith("data.max_prompt_tokens=449 and rollout.max_new_tokens=64 are more than the 512 tokens")
+
+
+def test_verifiers_of_sources_inside_of_others_are_checked(tmp_path: Path) -> None:
+    inner = (
+        "data.source={_target_: x, sources: {one: {_target_: y, verifier: math}, two: {_target_: y, verifier: maths}}}"
+    )
+    assert refusal(tmp_path, inner.replace(": ", ":")) == (
+        "data.source.sources.two.verifier=maths is no key of verifiers; did you mean math?"
+    )

@@ -180,7 +180,7 @@ def _located(name: str, error: BaseException) -> str:
     text = _line(error)
     if text.startswith(f"{name}."):
         return text
-    return f"{name}.{text}" if re.match(r"\w+=", text) else f"{name}: {text}"
+    return f"{name}.{text}" if re.match(r"[\w.]+=", text) else f"{name}: {text}"
 
 
 def _line(error: BaseException) -> str:

@@ -64,7 +64,7 @@ class Hub:
         try:
             found = load_dataset(self._name, self._subset, split=self._split)
         except (OSError, ValueError, DatasetsError) as error:
-            setting = f"name={self._name!r} (subset={self._subset!r}, split={self._split!r})"
+            setting = f"rows.name={self._name!r} (subset={self._subset!r}, split={self._split!r})"
             raise ValueError(f"{setting} could not be loaded: {error}") from error
         yield from _numbered(f"{self._name}[{self._split}]", _selected(found, fields))
 
@@ -77,7 +77,7 @@ def _files(path: str) -> list[tuple[Path, slice]]:
         part = slice(*(int(bound) if bound else None for bound in (sliced["start"], sliced["stop"])))
     found = sorted(glob.glob(name, recursive=True)) if "*" in name else [name]
     if not found or not all(Path(file).exists() for file in found):
-        raise ValueError(f"paths: there is no {name!r}")
+        raise ValueError(f"paths={name!r}: there is no such file or directory")
     return [(Path(file), part) for file in found]
 
 
@@ -90,7 +90,7 @@ def _read_file(path: Path, fields: Sequence[str]) -> Iterable[Row]:
         return _json_list(path)
     if path.suffix == ".parquet":
         return _numbered(str(path), _parquet(path, fields))
-    raise ValueError(f"paths: {path} is neither .jsonl, .json nor .parquet, nor a directory written by save_to_disk")
+    raise ValueError(f"rows.paths={path}: is neither .jsonl, .json nor .parquet, nor a directory of save_to_disk")
 
 
 def _numbered(name: str, rows: Iterable[Any]) -> Iterator[Row]:
@@ -115,7 +115,7 @@ def _parsed(line: bytes) -> Any:
 def _json_list(path: Path) -> Iterator[Row]:
     found = _parsed(path.read_bytes())
     if not isinstance(found, list):
-        raise ValueError(f"paths: {path} is no JSON list; give a file with one object a line the ending .jsonl")
+        raise ValueError(f"rows.paths={path}: is no JSON list; give a file with one object a line the ending .jsonl")
     return _numbered(str(path), found)
 
 
@@ -126,7 +126,7 @@ def _parquet(path: Path, fields: Sequence[str]) -> Iterator[Any]:
     try:
         file = ParquetFile(path)
     except ArrowInvalid as error:
-        raise ValueError(f"paths: {path} is no parquet file: {error}") from error
+        raise ValueError(f"rows.paths={path}: is no parquet file: {error}") from error
     with file:
         columns = [name for name in file.schema_arrow.names if name in fields]
         for batch in file.iter_batches(columns=columns):
@@ -139,9 +139,11 @@ def _saved(path: Path, fields: Sequence[str]) -> Iterator[Any]:
     try:
         found = load_from_disk(str(path))
     except FileNotFoundError as error:
-        raise ValueError(f"paths: {path} was not written by save_to_disk: {error}") from error
+        raise ValueError(f"rows.paths={path}: was not written by save_to_disk: {error}") from error
     if isinstance(found, DatasetDict):
-        raise ValueError(f"paths: {path} has the splits {sorted(found)}: name one, such as {path / next(iter(found))}")
+        raise ValueError(
+            f"rows.paths={path}: has the splits {sorted(found)}: name one, such as {path / next(iter(found))}"
+        )
     return _selected(found, fields)
 
 

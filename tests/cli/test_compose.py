@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,22 @@ def refusal(*overrides: str) -> str:
     return message
 
 
+def needed(group: str, choice: str, directory: Path) -> list[str]:
+    """What a file leaves to the user, and in place of the hub a directory."""
+    if group != "data" or choice not in ("files", "hub"):
+        return []
+    for split in ("train", "test"):
+        (directory / f"{split}.jsonl").write_text(json.dumps({"question": f"{split}?", "answer": "#### 1"}) + "\n")
+    if choice == "files":
+        return [f"data.source.rows.paths={directory}/train.jsonl"]
+    local = {"name": directory, "subset": "null"}
+    return [f"data.{side}.rows.{key}={value}" for side in ("source", "heldout") for key, value in local.items()]
+
+
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{g}={c}" for g, c in CHOICES])
-def test_every_file_of_every_group_can_be_chosen(group: str, choice: str, shape: str) -> None:
-    composed, config = load([f"{group}={choice}", shape])
+def test_every_file_of_every_group_can_be_chosen(group: str, choice: str, shape: str, tmp_path: Path) -> None:
+    composed = compose_config([f"{group}={choice}", shape])
+    config = load([f"{group}={choice}", shape, *needed(group, choice, tmp_path)])[1]
     assert isinstance(config, Config)
     if group == "experiment":
         assert config.name == choice

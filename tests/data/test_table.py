@@ -109,12 +109,12 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}).save_to_disk(str(tmp_path / "dict"))
     for path, message in {
-        "y.jsonl": "paths: there is no '.*y.jsonl'",
-        "*.ndjson": "paths: there is no",
-        "x.csv": "x.csv is neither .jsonl, .json nor .parquet",
-        "x.parquet": "x.parquet is no parquet file",
-        "x.json": "x.json is no JSON list",
-        "folder": "folder was not written by save_to_disk",
+        "y.jsonl": "paths='.*y.jsonl': there is no such file",
+        "*.ndjson": "there is no such file",
+        "x.csv": "x.csv: is neither .jsonl, .json nor .parquet",
+        "x.parquet": "x.parquet: is no parquet file",
+        "x.json": "x.json: is no JSON list",
+        "folder": "folder: was not written by save_to_disk",
         "dict": r"has the splits \['train'\]: name one, such as .*dict/train",
     }.items():
         with pytest.raises(ValueError, match=message):

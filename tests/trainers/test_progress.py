@@ -96,6 +96,7 @@ def logged(cfg: Config, groups: list[Group], stats: list[dict[str, float]], erro
     phases = [Phase(groups[:1], (6, 2)), Phase([*groups[1:], replace(groups[0], rollouts=(), verdicts=())], (4, 4))]
     turns = [{"handoff_s": 0.25, "probe_max_abs": error}, {"handoff_s": 0.5, "probe_max_abs": error / 2}]
     parts: Any = SimpleNamespace(track=track, pool=pool, phases=phases, hybrid=SimpleNamespace(turns=turns))
+    parts.stream = SimpleNamespace(metrics=lambda: {"data/epoch": 0.5})
     with track.step(1):
         progress.log_step(parts, cfg, groups, stats, {"policy": 1.0, "kl": 0.01})
     assert parts.phases == parts.hybrid.turns == [], "the next step's come anew"
