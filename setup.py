@@ -15,6 +15,7 @@ setup(
     package_dir={"spark_megatron": "spark_megatron", "spark_megatron.conf": "conf"},
     package_data={"spark_megatron": ["**/*.yaml", "**/*.html", "**/*.jinja"], "spark_megatron.conf": ["**/*.yaml"]},
     install_requires=[
+        "datasets>=4",
         "hydra-core>=1.3",
         "math-verify>=0.9",
         "matplotlib",
