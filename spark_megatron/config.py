@@ -188,6 +188,7 @@ class Config:
     recycle: Node
     demonstrations: Node
     verifiers: Node
+    label_noise: Node
 
 
 def parse(cfg: DictConfig) -> Config:

@@ -32,7 +32,9 @@ class Task:
     before it, a system prompt above all. ``answer`` is the gold answer, ``verifier`` the name of the verifier (a key of
     the ``verifiers`` settings) that compares the two. ``question`` is the original question without any instruction;
     recycled tasks keep the one they came from. ``source`` is the id of the task that a recycled one was made from (""
-    for an original task), ``shown`` the answer or answers that a judge or reflection prompt displays.
+    for an original task), ``shown`` the answer or answers that a judge or reflection prompt displays. ``labels`` are
+    the verdicts that a judge task offers: (the shown answer is right, it is wrong), or (the first is right, the second
+    is).
     """
 
     id: str
@@ -43,6 +45,7 @@ class Task:
     question: str
     source: str = ""
     shown: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
     context: tuple[Turn, ...] = ()
 
 
@@ -54,6 +57,8 @@ class Verdict:
     reward: float = 0.0
     parsed: str | None = None
     """The answer as it was extracted from the response; None where nothing could be."""
+    flipped: bool = False
+    """Whether the reward is the opposite of what the check found, on purpose (``label_noise``)."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +164,14 @@ class Interval:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Held-out figures of one evaluation; ``counts`` has the number of responses per verdict status."""
+    """Held-out figures of one evaluation; ``counts`` has the number of responses per verdict status.
+
+    ``judging`` says how the judgements of the suite's own items came out, under the names of ``judge_figures``.
+    """
 
     solve: Interval
     judge_one: Interval
     judge_pair: Interval
     reflect: Interval
     counts: Mapping[str, int] = field(default_factory=dict)
+    judging: Mapping[str, float] = field(default_factory=dict)

@@ -31,7 +31,7 @@ def corpus() -> list[str]:
     bank = load_bank("concise")
     parts = (bank.judge_one, bank.judge_pair, bank.reflect)
     words = [t.text for part in parts for t in part.templates]
-    words += [text for part in parts for text in part.layouts.values()]
+    words += [text for part in parts for t in part.templates for text in t.layouts.values()]
     numbers = [f"{space}{n}" for n in range(-99, 100) for space in ("", " ")]
     signs = [" + 1 - 1 = 1", "Solve: 1 \\boxed{}", "\\boxed{Yes} \\boxed{No} \\boxed{A} \\boxed{B} (A) (B)"]
     return (words + numbers + signs) * 4

@@ -33,7 +33,7 @@ UNIMPORTED = "spark_megatron.trainers."
 BUILT = (
     "data.source", "data.heldout", "curriculum.order", "curriculum.resample", "objective.kl_estimator",
     "advantage", "policy_loss", "correction", "kl_schedule", "weight_schedule",
-    "recycle", "demonstrations", "verifiers",
+    "recycle", "demonstrations", "verifiers", "label_noise",
 )  # fmt: skip
 """Nodes that are cheap to build, so that their own checks can speak before anything is started."""
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from spark_megatron.data.control import without_control
 from spark_megatron.types import Task
 
 if TYPE_CHECKING:
@@ -16,12 +17,12 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, task: Task) -> tuple[int, 
     """The turns before the task's prompt and the prompt as the user's turn, up to where the assistant begins.
 
     The tokenizer renders and encodes in one call, so that a beginning-of-sequence token occurs only where the
-    template puts it.
+    template puts it. Control tokens inside of the prompt are taken apart.
     """
     if not tokenizer.chat_template:
         raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no chat template: add one to its folder")
     turns = (*task.context, ("user", task.prompt))
-    messages = [{"role": role, "content": text} for role, text in turns]
+    messages = [{"role": role, "content": without_control(text, tokenizer)} for role, text in turns]
     try:
         ids: Any = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
     except TemplateError as error:
@@ -38,9 +39,12 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, task: Task) -> tuple[int, 
 
 
 def encode_response(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
-    """``text`` as the assistant would have sampled it, with the end-of-sequence token last (exactly once)."""
+    """``text`` as the assistant would have sampled it, with the end-of-sequence token last (exactly once).
+
+    Control tokens before the end are taken apart: they were typed, not sampled.
+    """
     end = tokenizer.eos_token_id
     if end is None:
         raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token: set eos_token")
-    ids = tuple(int(token) for token in tokenizer.encode(text, add_special_tokens=False))
-    return ids if ids[-1:] == (end,) else (*ids, int(end))
+    plain = without_control(text.removesuffix(str(tokenizer.eos_token)), tokenizer)
+    return (*(int(token) for token in tokenizer.encode(plain, add_special_tokens=False)), int(end))

@@ -94,26 +94,22 @@ class Demonstrations:
         wrong = _candidate(task, slipped if own else near_miss(task.answer, rng), rng)
         if kind == "reflect":
             view: View = "cot" if rng.random() < self._cot_share else "answer"
-            item = reflection_task(task, wrong, part=self._bank.reflect, view=view, rng=rng)
+            item = reflection_task(task, wrong, template=self._bank.reflect.draw(rng, view), view=view)
             return item, _response(values, str(values[-1]))
         right = _candidate(task, task.answer, rng)
         if kind == "judge_one":
             shown = rng.choice((right, wrong))
-            item = pointwise_task(
-                task, shown, part=self._bank.judge_one, view=self._view, verifier=self._verifier, rng=rng
-            )
+            template = self._bank.judge_one.draw(rng, self._view)
+            item = pointwise_task(task, shown, template=template, view=self._view, verifier=self._verifier)
         else:
-            first, second = rng.sample((right, wrong), 2)
-            item = pairwise_task(
-                task, first, second, part=self._bank.judge_pair, view=self._view, verifier=self._verifier, rng=rng
-            )
+            pair = rng.sample((right, wrong), 2)
+            template = self._bank.judge_pair.draw(rng, self._view)
+            item = pairwise_task(task, *pair, template=template, view=self._view, verifier=self._verifier)
         return item, _response(values, self._verdict(item, task.answer, values[-1], rng))
 
     def _verdict(self, item: Task, gold: str, result: int, rng: random.Random) -> str:
         """The label that follows from the demonstrator's own result; the other one in the share of wrong verdicts."""
-        part = self._bank.judge_one if item.kind == "judge_one" else self._bank.judge_pair
-        labels = next(t.labels for t in part.templates if item.answer in t.labels)
-        other = labels[1 - labels.index(item.answer)]
+        (other,) = set(item.labels) - {item.answer}
         if item.kind == "judge_one":
             agrees = (str(result) in item.shown) == (gold in item.shown)
         else:

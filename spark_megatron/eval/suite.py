@@ -10,6 +10,7 @@ from typing import Any
 
 from spark_megatron.data.distractors import near_miss
 from spark_megatron.recycle.candidates import Candidate
+from spark_megatron.recycle.judging import judge_figures, judge_sums
 from spark_megatron.recycle.pairwise import pairwise_task
 from spark_megatron.recycle.pointwise import pointwise_task
 from spark_megatron.recycle.reflection import reflection_task
@@ -47,15 +48,11 @@ class Suite:
             wrong_answer = near_miss(task.answer, rng)
             wrong = Candidate(wrong_answer, wrong_answer, False)
             shown = right if index % 2 else wrong
-            ones.append(
-                pointwise_task(task, shown, part=bank.judge_one, view="answer", verifier=judge_verifier, rng=rng)
-            )
-            for first, second in ((right, wrong), (wrong, right)):
-                pairs.append(
-                    pairwise_task(
-                        task, first, second, part=bank.judge_pair, view="answer", verifier=judge_verifier, rng=rng
-                    )
-                )
+            template = bank.judge_one.draw(rng, "answer")
+            ones.append(pointwise_task(task, shown, template=template, view="answer", verifier=judge_verifier))
+            template = bank.judge_pair.draw(rng, "answer")
+            for pair in ((right, wrong), (wrong, right)):
+                pairs.append(pairwise_task(task, *pair, template=template, view="answer", verifier=judge_verifier))
         return cls(tuple(tasks), tuple(ones), tuple(pairs), bank, judge_verifier, rounds)
 
     def run(self, sample: Sample) -> EvalResult:
@@ -76,6 +73,7 @@ class Suite:
             judge_pair=wilson(_right(paired) / 2, n),
             reflect=wilson(_right(reflected), n),
             counts=dict(statuses) | flips,
+            judging=judge_figures(judge_sums([*judged, *paired], decode=None)),  # greedy: no probabilities
         )
 
     def _reflect(self, groups: Sequence[Group], sample: Sample) -> tuple[list[Group], dict[str, int]]:
@@ -87,10 +85,7 @@ class Suite:
             verdicts = sample([self._own_judgement(current[i], rng) for i in open_])
             # The gold label of an own judgement is "right": a reward of 1 means that the model accepts its answer.
             open_ = [i for i, verdict in zip(open_, verdicts, strict=True) if verdict.rewards[0] != 1.0]
-            tasks = [
-                reflection_task(current[i].task, _shown(current[i]), part=self.bank.reflect, view="answer", rng=rng)
-                for i in open_
-            ]
+            tasks = [self._repair(current[i], rng) for i in open_]
             for i, answer in zip(open_, sample(tasks), strict=True):
                 current[i] = Group(self.solve[i], answer.prompt_tokens, answer.rollouts, answer.verdicts)
             open_ = [i for i in open_ if current[i].verdicts[0].parsed is not None]
@@ -102,9 +97,13 @@ class Suite:
 
     def _own_judgement(self, group: Group, rng: random.Random) -> Task:
         accepted = Candidate(_shown(group).text, _shown(group).answer, right=True)
-        return pointwise_task(
-            group.task, accepted, part=self.bank.judge_one, view="answer", verifier=self.judge_verifier, rng=rng
-        )
+        template = self.bank.judge_one.draw(rng, "answer")
+        return pointwise_task(group.task, accepted, template=template, view="answer", verifier=self.judge_verifier)
+
+    def _repair(self, group: Group, rng: random.Random) -> Task:
+        # The wording must not tell what only the verifier knows.
+        template = self.bank.reflect.draw(rng, "answer", allow_told_wrong=False)
+        return reflection_task(group.task, _shown(group), template=template, view="answer")
 
 
 def _cut_off(group: Group) -> Group:
@@ -127,5 +126,6 @@ def as_json(result: EvalResult) -> dict[str, Any]:
 
 
 def as_metrics(result: EvalResult) -> dict[str, float]:
-    """The accuracies under the names of metrics.jsonl."""
-    return {f"eval/{name}": getattr(result, name).acc for name in ("solve", "judge_one", "judge_pair", "reflect")}
+    """The accuracies, and how the judgements came out, under the names of metrics.jsonl."""
+    accuracies = {f"eval/{name}": getattr(result, name).acc for name in ("solve", "judge_one", "judge_pair", "reflect")}
+    return accuracies | {f"eval_judging/{name}": value for name, value in result.judging.items()}

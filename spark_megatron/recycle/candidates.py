@@ -15,6 +15,11 @@ class Candidate:
     answer: str | None
     right: bool
 
+    @property
+    def shown(self) -> str:
+        """What tells this candidate from others: its answer, or its text where that has none."""
+        return self.text if self.answer is None else self.answer
+
 
 def candidates(group: Group) -> tuple[list[Candidate], list[Candidate]]:
     """The right and the wrong rollouts of a checked group.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import dataclass
 
+from spark_megatron.recycle.balance import alternating, halves, spread
 from spark_megatron.recycle.candidates import Candidate, answered, candidates
 from spark_megatron.recycle.pairwise import pairwise_task, same_answer
 from spark_megatron.recycle.pointwise import pointwise_task
@@ -13,7 +15,24 @@ from spark_megatron.recycle.reflection import reflection_task
 from spark_megatron.recycle.templates import VIEWS, Bank, View
 from spark_megatron.types import Group, Task
 
-_T = TypeVar("_T")
+
+@dataclass(frozen=True)
+class _Solved:
+    """A task with its right and its wrong candidates."""
+
+    task: Task
+    right: list[Candidate]
+    wrong: list[Candidate]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    task: Task
+    right: Candidate
+    wrong: Candidate
+
+
+_Point = tuple[Task, Candidate]
 
 
 class Recycler:
@@ -23,12 +42,18 @@ class Recycler:
     answers only becomes a pointwise item; a mixed one becomes a pair with probability ``pairwise_prob``, else a
     pointwise item of either class; any group with a wrong rollout may also become a reflection.
 
+    What a call makes is balanced (ours; the release tosses coins): the order of pairs, the class of pointwise items on
+    mixed groups and the templates of each kind come equally often, give or take one. All ranks of a job call it with
+    the groups of all of them and equal generators, so that this holds for the batch of the whole job.
+
     ``bank``: the prompt templates. ``judge_view``: what of a solution a judge sees. ``judge_verifier``: the name of
     the verifier of judge tasks. ``max_judge``, ``max_reflection``: the most items of a call, drawn uniformly.
-    ``balance_pointwise``: drop pointwise items of the more frequent class until both are equal, so that a policy that
-    is nearly always right does not make a judge that always agrees (ours). ``reflect_cot_share``: the share of
-    reflections that show the whole solution instead of its answer. ``reflect_correct_share``: the largest share of
-    reflections on right solutions (ours; the release has none, which teaches to always revise).
+    ``both_orders_share``: the share of pairs that are shown in both orders, as two items, which measures how often a
+    judge stays with its choice (ours). ``balance_pointwise``: drop pointwise items of the more frequent class until
+    both are equal, so that a policy that is nearly always right does not make a judge that always agrees (ours).
+    ``reflect_cot_share``: the share of reflections that show the whole solution instead of its answer.
+    ``reflect_correct_share``: the largest share of reflections on right solutions (ours; the release has none, which
+    teaches to always revise).
     """
 
     def __init__(
@@ -40,6 +65,7 @@ class Recycler:
         pairwise_prob: float,
         max_judge: int,
         max_reflection: int,
+        both_orders_share: float,
         balance_pointwise: bool,
         reflect_cot_share: float,
         reflect_correct_share: float,
@@ -48,6 +74,7 @@ class Recycler:
             raise ValueError(f"judge_view={judge_view!r}: must be one of {list(VIEWS)}")
         shares = {
             "pairwise_prob": pairwise_prob,
+            "both_orders_share": both_orders_share,
             "reflect_cot_share": reflect_cot_share,
             "reflect_correct_share": reflect_correct_share,
         }
@@ -58,84 +85,121 @@ class Recycler:
             if limit < 0:
                 raise ValueError(f"{name}={limit}: must not be negative (0 makes none)")
         self._bank, self._view, self._verifier = bank, judge_view, judge_verifier
-        self._pairwise_prob, self._balance = pairwise_prob, balance_pointwise
+        self._pairwise_prob, self._twins, self._balance = pairwise_prob, both_orders_share, balance_pointwise
         self._max_judge, self._max_reflection = max_judge, max_reflection
         self._cot_share, self._correct_share = reflect_cot_share, reflect_correct_share
 
     def __call__(self, groups: Sequence[Group], rng: random.Random) -> list[Task]:
-        """The new tasks in random order; groups that are not of kind "solve" make none."""
-        solved = [(group.task, *candidates(group)) for group in groups if group.task.kind == "solve"]
-        tasks = self._judges(solved, rng) + self._reflections(solved, rng)
-        rng.shuffle(tasks)
+        """The new tasks, the kinds evenly mixed; groups that are not of kind "solve" make none."""
+        solved = [_Solved(group.task, *candidates(group)) for group in groups if group.task.kind == "solve"]
+        pairs, right, wrong = self._choose_judges(solved, rng)
+        return spread([self._points(right, wrong, rng), self._pairs(pairs, rng), self._reflections(solved, rng)], rng)
+
+    def _choose_judges(
+        self, solved: list[_Solved], rng: random.Random
+    ) -> tuple[list[_Pair], list[_Point], list[_Point]]:
+        """The pairs, and the pointwise items on right and on wrong candidates, within the limit."""
+        pairs: list[_Pair] = []
+        right: list[_Solved] = []
+        wrong: list[_Solved] = []
+        either: list[_Solved] = []
+        for group in solved:
+            rights, wrongs = answered(group.right), answered(group.wrong)
+            if rights and group.wrong and rng.random() < self._pairwise_prob:
+                pair = _draw_pair(group.task, rights, wrongs, rng)
+                if pair is not None:
+                    pairs.append(pair)
+                    continue
+            if rights and wrongs:
+                either.append(group)
+            elif rights or wrongs:
+                (right if rights else wrong).append(group)
+        # Halves also where one class is rare: else it would come from hard questions alone, and a judge could tell it
+        # by them.
+        also_right, also_wrong = halves(either, rng)
+        right, wrong = right + also_right, wrong + also_wrong
+        if self._balance:
+            size = min(len(right), len(wrong))
+            right, wrong = rng.sample(right, size), rng.sample(wrong, size)
+        n_pairs, n_right, n_wrong = self._within_limit(len(pairs), len(right), len(wrong), rng)
+        return (
+            rng.sample(pairs, n_pairs),
+            [(group.task, rng.choice(answered(group.right))) for group in rng.sample(right, n_right)],
+            [(group.task, rng.choice(answered(group.wrong))) for group in rng.sample(wrong, n_wrong)],
+        )
+
+    def _within_limit(self, n_pairs: int, n_right: int, n_wrong: int, rng: random.Random) -> tuple[int, int, int]:
+        """How many of each stay where there are too many: as a uniform draw of the items has it."""
+        both = round(self._twins * n_pairs)
+        items = Counter({"pair": n_pairs + both, "right": n_right, "wrong": n_wrong})
+        if items.total() <= self._max_judge:
+            return n_pairs, n_right, n_wrong
+        kept = Counter(rng.sample(list(items), self._max_judge, counts=list(items.values())))
+        if self._balance:
+            points = kept["right"] + kept["wrong"]
+            kept["right"] = (points + rng.randrange(2)) // 2
+            kept["wrong"] = points - kept["right"]
+        pairs = kept["pair"]
+        while pairs + round(self._twins * pairs) > kept["pair"]:
+            pairs -= 1
+        return pairs, kept["right"], kept["wrong"]
+
+    def _points(self, right: Sequence[_Point], wrong: Sequence[_Point], rng: random.Random) -> list[Task]:
+        chosen = [*right, *wrong]
+        templates = self._bank.judge_one.deal(len(chosen), rng, self._view)
+        tasks = [
+            pointwise_task(task, candidate, template=template, view=self._view, verifier=self._verifier)
+            for (task, candidate), template in zip(chosen, templates, strict=True)
+        ]
+        return spread([tasks[: len(right)], tasks[len(right) :]], rng)
+
+    def _pairs(self, chosen: Sequence[_Pair], rng: random.Random) -> list[Task]:
+        templates = self._bank.judge_pair.deal(len(chosen), rng, self._view)
+        n_both = round(self._twins * len(chosen))
+        once = alternating(len(chosen) - n_both, len(self._bank.judge_pair.options(self._view)), rng)
+        orders = [(True, False)] * n_both + [(right_first,) for right_first in once]
+        tasks = []
+        for pair, template, right_firsts in zip(chosen, templates, orders, strict=True):
+            for right_first in right_firsts:
+                shown = (pair.right, pair.wrong) if right_first else (pair.wrong, pair.right)
+                tasks.append(
+                    pairwise_task(pair.task, *shown, template=template, view=self._view, verifier=self._verifier)
+                )
         return tasks
 
-    def _judges(self, solved: list[tuple[Task, list[Candidate], list[Candidate]]], rng: random.Random) -> list[Task]:
-        pairs: list[Task] = []
-        points: dict[bool, list[Task]] = {True: [], False: []}
-        for task, all_right, all_wrong in solved:
-            right, wrong = answered(all_right), answered(all_wrong)
-            if right and all_wrong and rng.random() < self._pairwise_prob:
-                pair = _draw_pair(right, wrong, rng)
-                if pair is not None:
-                    pairs.append(
-                        pairwise_task(
-                            task,
-                            *pair,
-                            part=self._bank.judge_pair,
-                            view=self._view,
-                            verifier=self._verifier,
-                            rng=rng,
-                        )
-                    )
-                    continue
-            classes = [options for options in (right, wrong) if options]
-            if classes:
-                chosen = rng.choice(rng.choice(classes))
-                points[chosen.right].append(
-                    pointwise_task(
-                        task, chosen, part=self._bank.judge_one, view=self._view, verifier=self._verifier, rng=rng
-                    )
-                )
-        if self._balance:
-            size = min(map(len, points.values()))
-            points = {right: rng.sample(items, size) for right, items in points.items()}
-        return _at_most(self._max_judge, pairs + points[True] + points[False], rng)
-
-    def _reflections(
-        self, solved: list[tuple[Task, list[Candidate], list[Candidate]]], rng: random.Random
-    ) -> list[Task]:
+    def _reflections(self, solved: list[_Solved], rng: random.Random) -> list[Task]:
         chosen: list[tuple[Task, list[Candidate]]] = []
         n_right = 0
-        for task, right, wrong in rng.sample(solved, len(solved)):
+        for group in rng.sample(solved, len(solved)):
             if len(chosen) == self._max_reflection:
                 break
-            if right and n_right + 1 <= self._correct_share * (len(chosen) + 1):
-                chosen.append((task, right))
+            if group.right and n_right + 1 <= self._correct_share * (len(chosen) + 1):
+                chosen.append((group.task, group.right))
                 n_right += 1
-            elif wrong and (answered(wrong) or self._cot_share > 0):
-                chosen.append((task, wrong))
+            elif group.wrong and (answered(group.wrong) or self._cot_share > 0):
+                chosen.append((group.task, group.wrong))
         n_cot = round(self._cot_share * len(chosen))
         # A group without a readable answer can only show whole solutions, so those come first; the rest is random.
         chosen.sort(key=lambda item: bool(answered(item[1])))
-        tasks = []
+        shown: dict[tuple[View, bool], list[_Point]] = {}
         for index, (task, options) in enumerate(chosen):
             view: View = "cot" if index < n_cot or not answered(options) else "answer"
             candidate = rng.choice(options if view == "cot" else answered(options))
-            tasks.append(reflection_task(task, candidate, part=self._bank.reflect, view=view, rng=rng))
-        return tasks
+            shown.setdefault((view, candidate.right), []).append((task, candidate))
+        made = []
+        for (view, right), items in shown.items():
+            templates = self._bank.reflect.deal(len(items), rng, view, allow_told_wrong=not right)
+            made.append(
+                [
+                    reflection_task(*item, template=template, view=view)
+                    for item, template in zip(items, templates, strict=True)
+                ]
+            )
+        return spread(made, rng)
 
 
-def _draw_pair(
-    right: list[Candidate], wrong: list[Candidate], rng: random.Random
-) -> tuple[Candidate, Candidate] | None:
-    """A random right and a random wrong candidate with different answers, in random order; None if all are equal."""
+def _draw_pair(task: Task, right: list[Candidate], wrong: list[Candidate], rng: random.Random) -> _Pair | None:
+    """A random right and a random wrong candidate with different answers; None if all are equal."""
     chosen = rng.choice(right)
     others = [option for option in wrong if not same_answer(option, chosen)]
-    if not others:
-        return None
-    other = rng.choice(others)
-    return (other, chosen) if rng.random() < 0.5 else (chosen, other)
-
-
-def _at_most(limit: int, items: list[_T], rng: random.Random) -> list[_T]:
-    return items if len(items) <= limit else rng.sample(items, limit)
+    return _Pair(task, chosen, rng.choice(others)) if others else None

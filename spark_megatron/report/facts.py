@@ -50,9 +50,23 @@ def run_facts(run: Run) -> dict[str, str]:
         facts["Tokens generated"] = f"{sum(generated.values):,.0f}"
     if speed := run.series.get("tokens/per_s"):
         facts["Tokens per second"] = f"{median(speed.values):,.0f} (median step)"
+    if flipped := label_noise(run):
+        facts["Label noise"] = flipped
     if memory := run.series.get("memory/peak_rss_gb"):
         facts["Peak memory"] = f"{max(memory.values):.2f} GB resident, first rank"
     return facts
+
+
+def label_noise(run: Run) -> str:
+    """Which labels of the verifier were flipped on purpose, set and really (mean over the steps); "" where none."""
+    parts = []
+    for name, label in (("right_to_wrong", "right"), ("wrong_to_right", "wrong")):
+        share = float(_setting(run.config, f"label_noise.{name}") or 0)
+        series = run.series.get(f"label_noise/{name}")
+        really = f" (really {100 * sum(series.values) / len(series.values):.1f} %)" if series else ""
+        if share:
+            parts.append(f"{100 * share:g} % of {label} answers{really}")
+    return f"labels flipped on purpose in training: {', '.join(parts)}" if parts else ""
 
 
 def phase_times(run: Run) -> list[PhaseTime]:

@@ -8,7 +8,7 @@ from html import escape
 import yaml
 
 from spark_megatron.report.examples import Example
-from spark_megatron.report.facts import duration, phase_times, reward_change, run_facts, status_counts
+from spark_megatron.report.facts import duration, label_noise, phase_times, reward_change, run_facts, status_counts
 from spark_megatron.report.figures import panel_svg
 from spark_megatron.report.load import Run
 from spark_megatron.report.panels import Panel, other_panels, panels_for
@@ -29,6 +29,7 @@ def render_page(run: Run, subtitle: str) -> str:
     body = [
         f"<header><h1>{escape(run.name)}</h1><p class='lead'>{escape(subtitle)}</p></header>",
         _missing(run),
+        _noise(run),
         _tiles(run),
         _before_after(run),
         _figures("Over the run", panels),
@@ -51,6 +52,11 @@ def render_page(run: Run, subtitle: str) -> str:
 def _missing(run: Run) -> str:
     items = "".join(f"<li>{escape(text)}</li>" for text in run.missing)
     return f"<div class='missing'><b>This report is partial.</b><ul>{items}</ul></div>" if items else ""
+
+
+def _noise(run: Run) -> str:
+    text = label_noise(run)
+    return f"<div class='missing'><b>Label noise:</b> {escape(text)}.</div>" if text else ""
 
 
 def _tiles(run: Run) -> str:

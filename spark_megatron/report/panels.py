@@ -31,6 +31,7 @@ def panels_for(run: Run) -> list[Panel]:
         _before_after(run),
         _lines(run, "Training reward", "Mean reward of a step's rollouts, per task kind.", _kinds("reward"), unit=True),
         _evaluations(run),
+        *_judging(run),
         _lines(run, "KL to the reference", "Per token, in nats.", [("policy/kl", "", "blue")]),
         _lines(run, "Entropy", "Of the policy, per token, in nats.", [("policy/entropy", "", "blue")]),
         _lines(run, "Objective weights", "What each term counts in the loss.", _components(run), smooth=False),
@@ -107,6 +108,44 @@ def _lines(
     names = tuple(name for name, _, _ in wanted if name in run.series)
     room = 1.28 if any(line.label for line in lines) else 0.72
     return Panel(title, note, lambda ax: draw_lines(ax, lines, unit=unit, log=log, smooth=smooth), names, room)
+
+
+def _judging(run: Run) -> list[Panel | None]:
+    one, pair = "judge_one", "judge_pair"
+    return [
+        _lines(
+            run,
+            "Judging one answer",
+            "Accuracy on right and on wrong ones, and how often it says yes.",
+            [
+                (f"{one}/accuracy_right", "right", "green"),
+                (f"{one}/accuracy_wrong", "wrong", "red"),
+                (f"{one}/yes_rate", "says yes", "steel"),
+            ],
+            unit=True,
+        ),
+        _lines(
+            run,
+            "Judging a pair",
+            "Accuracy by which is right, and agreement of both orders.",
+            [
+                (f"{pair}/accuracy_first", "first", "blue"),
+                (f"{pair}/accuracy_second", "second", "violet"),
+                (f"{pair}/swap_consistency", "swapped", "steel"),
+            ],
+            unit=True,
+        ),
+        _lines(
+            run,
+            "Calibration of verdicts",
+            "Expected error (ece) and squared error (Brier) of their probability.",
+            [
+                (f"{kind}/{figure}", f"{name} {figure}", tone)
+                for kind, name, tones in ((one, "one", ("blue", "steel")), (pair, "pair", ("violet", "red")))
+                for figure, tone in zip(("ece", "brier"), tones, strict=True)
+            ],
+        ),
+    ]
 
 
 def _evaluations(run: Run) -> Panel | None:

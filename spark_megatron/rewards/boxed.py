@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-_TOKEN = re.compile(r"(?P<box>\\boxed\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
+_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox|box)\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The stripped content of the complete ``\boxed{...}`` that begins last, or None where there is none.
+    r"""The stripped content of the complete ``\boxed{..}`` (``\fbox``, ``\box``) that begins last, or None without one.
 
     Braces are matched, escaped ones (``\{``) are literal, and a box that is never closed does not count. Of nested
     boxes the inner one wins. One pass over the text, so a degenerate response cannot stall the caller.

@@ -70,6 +70,7 @@ def group_row(step: int, group: Group) -> dict[str, Any]:
                 "parsed": verdict.parsed,
                 "finish": rollout.finish,
                 "length": len(rollout.tokens),
+                **({"flipped": True} if verdict.flipped else {}),
             }
             for rollout, verdict in zip(group.rollouts, group.verdicts, strict=True)
         ],

@@ -33,6 +33,7 @@ from spark_megatron.hybrid.handoff import Hybrid
 from spark_megatron.hybrid.proof import Probe
 from spark_megatron.recycle.mixture import Recycler
 from spark_megatron.recycle.pool import Pool
+from spark_megatron.rewards.noise import LabelNoise
 from spark_megatron.rewards.protocol import Verifier
 from spark_megatron.rewards.scoring import score_groups
 from spark_megatron.rollout.groups import Phase, sample_groups
@@ -53,6 +54,7 @@ class Parts:
     stream: TaskStream
     resample: Resample | None
     verifiers: Mapping[str, Verifier]
+    label_noise: LabelNoise
     recycler: Recycler
     pool: Pool
     demonstrations: Any
@@ -189,6 +191,7 @@ def build(cfg: Config) -> Parts:
         stream=stream,
         resample=instantiate(cfg.curriculum.resample),
         verifiers=instantiate(cfg.verifiers),
+        label_noise=instantiate(cfg.label_noise),
         recycler=instantiate(cfg.recycle),
         pool=Pool(max_size=cfg.objective.pool_size),
         demonstrations=instantiate(cfg.demonstrations),

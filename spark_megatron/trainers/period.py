@@ -42,7 +42,10 @@ TokenWeight = Callable[[Mapping[Component, int]], Mapping[Component, float]]
 
 
 def rollouts(parts: Parts, cfg: Config, tasks: Sequence[Task], seed: tuple[object, ...], span: Clock) -> list[Group]:
-    """n checked rollouts of each task from the current weights; a task without room for a response is left out."""
+    """n checked rollouts of each task from the current weights; a task without room for a response is left out.
+
+    Their verdicts are those that training learns from, with ``label_noise`` where a run has some.
+    """
     with span("handoff"), parts.hybrid.generating():
         pass  # the device is the sampler's from here on
     with span("rollout"):
@@ -54,7 +57,7 @@ def rollouts(parts: Parts, cfg: Config, tasks: Sequence[Task], seed: tuple[objec
             seed=(cfg.seed, *seed),
         )
     parts.phases.append(phase)
-    return phase.sampled
+    return parts.label_noise(phase.sampled, cfg.seed)
 
 
 def solve_rollouts(parts: Parts, cfg: Config, step: int, span: Clock) -> list[Group]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from spark_megatron import runtime
 from spark_megatron.algos import mismatch
 from spark_megatron.config import Config
 from spark_megatron.eval.suite import as_metrics
+from spark_megatron.recycle.judging import judge_figures, judge_sums
+from spark_megatron.rewards.noise import flip_figures
 from spark_megatron.rollout.groups import phase_metrics
 from spark_megatron.tracking.metrics import from_sums, group_sums
 from spark_megatron.trainers.parts import Parts
@@ -25,6 +28,9 @@ def log_step(
 ) -> None:
     """Log a step's rollouts (the same groups on every rank) and what its one or two updates reported."""
     metrics = from_sums(group_sums(groups, earned=cfg.objective.status_rewards.table()))
+    metrics |= judge_figures(judge_sums(groups, partial(parts.tokenizer.decode, skip_special_tokens=True)))
+    if parts.label_noise.active:
+        metrics |= flip_figures(groups)
     for period, values in zip(_PERIODS, stats, strict=False):
         metrics |= {f"{period}/{name}": value for name, value in values.items() if "mismatch" not in name}
     compared = mismatch.figures(runtime.combine(stats))

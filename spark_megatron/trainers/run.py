@@ -22,6 +22,8 @@ def run(cfg: Config, checkpoint: Path | None) -> None:
     """
     runtime.seed_all(cfg.seed)
     parts = building.build(cfg)
+    if parts.label_noise.active:
+        runtime.say(parts.label_noise.warning)
     saves = Saves(cfg, parts, checkpoint)
     state = saves.state
     try:

@@ -143,6 +143,8 @@ def test_a_model_that_always_says_yes() -> None:
 def test_a_model_that_always_takes_one_side(letter: str) -> None:
     result, _ = run(judge_pair=lambda _: letter)
     assert result.judge_pair.acc == 0.5
+    assert result.judging["judge_pair/position_bias"] == {"A": 1.0, "B": -1.0}[letter]
+    assert result.judging["judge_pair/swap_consistency"] == 0.0
 
 
 def test_always_yes_on_an_odd_number_of_tasks() -> None:
@@ -232,6 +234,30 @@ def test_an_item_without_room_for_a_response_counts_as_cut_off() -> None:
     assert [len(tasks) for tasks in player.calls] == [10, 10, 20, 9, 0]
 
 
+def test_repairs_are_not_told_what_only_the_verifier_knows() -> None:
+    """A judge that rejects everything: right and wrong answers get wordings of the same kind."""
+    bank = load_bank("full")
+    made = Suite.build(TASKS * 10, bank=bank, judge_verifier="choice", rounds=1)
+    player = Player(
+        solve=lambda task: gold(task) if int(task.id[1:]) % 2 else wrong(task),
+        judge_one=lambda task: task.labels[1],
+        judge_pair="\\boxed{A}",
+        reflect=gold,
+    )
+    made.run(player)
+    told = [t for t in bank.reflect.templates if t.told_wrong]
+    openings = {t.text.partition("{question}")[0].partition("{shown}")[0] for t in told}
+    asked = player.calls[4]
+    assert len(asked) == 100
+    assert not [task for task in asked if any(o and len(o) > 20 and task.prompt.startswith(o) for o in openings)]
+
+
+def test_both_orders_of_a_pair_have_the_same_wording() -> None:
+    made = Suite.build(TASKS, bank=load_bank("full"), judge_verifier="choice", rounds=1)
+    for first, second in zip(made.judge_pair[::2], made.judge_pair[1::2], strict=True):
+        assert sorted(first.prompt.split("\n")) == sorted(second.prompt.split("\n"))
+
+
 def test_a_repair_that_cannot_be_read_loses_the_answer() -> None:
     result, player = run(rounds=2, judge_one=lambda _: "No", reflect="no box")
     assert result.reflect.acc == 0.0
@@ -271,6 +297,16 @@ def test_forms_of_a_result() -> None:
         "eval/judge_one": 0.5,
         "eval/judge_pair": 1.0,
         "eval/reflect": 1.0,
+        "eval_judging/judge_one/failure_rate": 0.0,
+        "eval_judging/judge_one/yes_rate": 1.0,
+        "eval_judging/judge_one/accuracy_right": 1.0,
+        "eval_judging/judge_one/accuracy_wrong": 0.0,
+        "eval_judging/judge_pair/failure_rate": 0.0,
+        "eval_judging/judge_pair/a_rate": 0.5,
+        "eval_judging/judge_pair/accuracy_first": 1.0,
+        "eval_judging/judge_pair/accuracy_second": 1.0,
+        "eval_judging/judge_pair/position_bias": 0.0,
+        "eval_judging/judge_pair/swap_consistency": 1.0,
     }
     form = as_json(result)
     assert form["judge_one"] == {"acc": 0.5, "ci": wilson(2, 4).ci, "n": 4}

@@ -1,4 +1,5 @@
 import random
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +8,7 @@ import pytest
 
 from spark_megatron.recycle.mixture import Recycler
 from spark_megatron.recycle.supervised import with_targets
-from spark_megatron.recycle.templates import load_bank
+from spark_megatron.recycle.templates import Template, load_bank
 from spark_megatron.types import Group, Rollout, Task, TaskKind, Verdict
 
 DEFAULTS: dict[str, Any] = {
@@ -17,10 +18,12 @@ DEFAULTS: dict[str, Any] = {
     "pairwise_prob": 0.7,
     "max_judge": 32,
     "max_reflection": 32,
+    "both_orders_share": 0.0,
     "balance_pointwise": False,
     "reflect_cot_share": 0.5,
     "reflect_correct_share": 0.0,
 }
+FULL = load_bank("full")
 UNREAD = None
 
 
@@ -74,9 +77,9 @@ def test_mixed_groups_follow_the_proportions() -> None:
     assert len(made["judge_pair"]) + len(made["judge_one"]) == 3000
     assert 0.67 < len(made["judge_pair"]) / 3000 < 0.73
     labels = Counter(task.answer for task in made["judge_one"])
-    assert 0.45 < labels["Yes"] / len(made["judge_one"]) < 0.55  # by class, not by rollout (three of four are right)
+    assert abs(labels["Yes"] - labels["No"]) <= 1  # by class, not by rollout (three of four are right)
     letters = Counter(task.answer for task in made["judge_pair"])
-    assert 0.46 < letters["A"] / len(made["judge_pair"]) < 0.54
+    assert abs(letters["A"] - letters["B"]) <= 1
     assert len(made["reflect"]) == 3000
 
 
@@ -176,14 +179,106 @@ def test_reflections_on_right_answers_are_a_setting() -> None:
     assert {task.shown for task in mixed} == {("8",)}
 
 
+def written(template: Template, task: Task) -> bool:
+    """Whether the task's prompt is that template, filled in."""
+    pieces = re.split(r"\{[a-z]+\}", template.text)
+    return re.fullmatch(".*".join(map(re.escape, pieces)), task.prompt, re.DOTALL) is not None
+
+
 def test_a_right_answer_is_never_called_wrong() -> None:
-    bank = load_bank("full")
-    told = [t.text.split("\n")[-1] for t in bank.reflect.templates if t.told_wrong]
-    assert told
+    told = [t for t in FULL.reflect.templates if t.told_wrong]
     for answer, share, blamed in (("8", 1.0, False), ("9", 0.0, True)):
-        made = run(many(32, [answer]), bank=bank, reflect_correct_share=share)["reflect"]
+        made = run(many(32, [answer]), bank=FULL, reflect_correct_share=share)["reflect"]
         assert len(made) == 32
-        assert any(task.prompt.endswith(line) for task in made for line in told) == blamed
+        assert any(written(template, task) for task in made for template in told) == blamed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_orders_classes_and_templates_come_equally_often(seed: int) -> None:
+    """In each call, whatever groups it gets, counts differ by at most one."""
+    rng = random.Random(seed)
+    groups = many(rng.randrange(30, 90), ["8", "9", "8", "7"])
+    groups += [group(f"r{i}", ["8", "8"]) for i in range(rng.randrange(40))]
+    groups += [group(f"w{i}", ["9", "7"]) for i in range(rng.randrange(40))]
+    limit = rng.choice((25, 32, 500))
+    made = run(
+        groups,
+        seed,
+        bank=FULL,
+        pairwise_prob=0.5,
+        balance_pointwise=True,
+        max_judge=limit,
+        max_reflection=limit,
+    )
+    first = [task.answer == task.labels[0] for task in made["judge_pair"]]
+    right = [task.answer == task.labels[0] for task in made["judge_one"]]
+    for flags in (first, right):
+        assert len(flags) > 2
+        assert abs(flags.count(True) - flags.count(False)) <= 1
+    for kind in ("judge_one", "judge_pair"):
+        for part in (made[kind], *([t for t in made["judge_one"] if (t.answer == t.labels[0]) == c] for c in (0, 1))):
+            of_kind = [task for task in part if task.kind == kind]
+            counts = [sum(written(t, task) for task in of_kind) for t in getattr(FULL, kind).templates]
+            assert sum(counts) == len(of_kind)
+            assert max(counts) - min(counts) <= 1
+    for view in ("cot", "answer"):
+        counts = [sum(written(t, task) for task in made["reflect"]) for t in FULL.reflect.options(view)]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_a_template_comes_with_both_orders() -> None:
+    made = run(many(400, ["8", "9"]), bank=FULL, pairwise_prob=1.0, max_judge=400)["judge_pair"]
+    for template in FULL.judge_pair.templates:
+        letters = [task.answer for task in made if written(template, task)]
+        assert (letters.count("A"), letters.count("B")) == (10, 10)
+
+
+def test_every_cut_of_the_tasks_is_balanced() -> None:
+    """The pool hands them out in order: a reward period may begin and end anywhere."""
+    groups = (
+        many(40, ["8", "9"]) + [group(f"r{i}", ["8"]) for i in range(10)] + [group(f"w{i}", ["9"]) for i in range(9)]
+    )
+    tasks = Recycler(**{**DEFAULTS, "max_judge": 99, "balance_pointwise": True})(groups, random.Random(1))
+    whole = Counter(task.kind for task in tasks)
+    for size in (8, 16, 32):
+        for begin in range(len(tasks) - size + 1):
+            cut = tasks[begin : begin + size]
+            for kind, labels in {"judge_one": ("Yes", "No"), "judge_pair": ("A", "B")}.items():
+                counts = [sum(t.answer == label for t in cut if t.kind == kind) for label in labels]
+                assert abs(counts[0] - counts[1]) <= 1
+            for kind, count in whole.items():
+                assert abs(sum(t.kind == kind for t in cut) - size * count / len(tasks)) <= 2
+
+
+def test_pairs_in_both_orders_are_a_setting() -> None:
+    groups = many(40, ["8", "9"])
+    for share, limit, pairs, both in ((0.0, 99, 40, 0), (0.25, 99, 40, 10), (1.0, 99, 40, 40), (0.25, 25, 20, 5)):
+        made = run(groups, both_orders_share=share, pairwise_prob=1.0, max_judge=limit, bank=FULL)["judge_pair"]
+        assert len(made) == pairs + both <= limit
+        shown: dict[str, list[Task]] = {}
+        for task in made:
+            shown.setdefault(task.source, []).append(task)
+        assert len(shown) == pairs
+        twins = [tasks for tasks in shown.values() if len(tasks) == 2]
+        assert len(twins) == both
+        for one, other in twins:
+            assert one.shown == other.shown[::-1]
+            assert {one.answer, other.answer} == {"A", "B"}
+            assert [written(t, one) for t in FULL.judge_pair.templates] == [
+                written(t, other) for t in FULL.judge_pair.templates
+            ]
+        letters = Counter(task.answer for task in made)
+        assert abs(letters["A"] - letters["B"]) <= 1
+
+
+def test_mixed_groups_show_both_classes_equally_often_even_where_one_is_rare() -> None:
+    """What a question is like must not tell whether its answer is right."""
+    groups = [group(f"r{i}", ["8"]) for i in range(20)] + many(9, ["8", "9"])
+    made = run(groups, pairwise_prob=0.0, max_judge=99)["judge_one"]
+    counts = Counter(task.answer for task in made if task.source.startswith("q"))
+    assert sorted(counts.values()) == [4, 5]
+    balanced = Counter(task.answer for task in run(groups, pairwise_prob=0.0, balance_pointwise=True)["judge_one"])
+    assert balanced["Yes"] == balanced["No"] in (4, 5)
 
 
 def test_judge_view_is_a_setting() -> None:
@@ -207,6 +302,7 @@ def test_same_seed_same_tasks() -> None:
     ("name", "value"),
     [
         ("pairwise_prob", 1.1),
+        ("both_orders_share", -0.5),
         ("reflect_cot_share", -0.1),
         ("reflect_correct_share", 2),
         ("max_judge", -1),

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -7,7 +8,7 @@ from spark_megatron.types import Task
 
 
 def task(number: int) -> Task:
-    return Task(f"t{number}", "judge_pair", f"p{number}", "A", "choice", "q", "q1", ("8", "9"))
+    return Task(f"t{number}", "judge_pair", f"p{number}", "A", "choice", "q", "q1", ("8", "9"), ("A", "B"))
 
 
 def tasks(*numbers: int) -> list[Task]:
@@ -48,6 +49,15 @@ def test_state_survives_json() -> None:
     other.load_state_dict(json.loads(json.dumps(pool.state_dict())))
     assert other.take(2) == tasks(2, 3)
     assert len(other) == 0
+
+
+def test_a_state_from_before_tasks_had_labels() -> None:
+    pool, other = Pool(max_size=None), Pool(max_size=None)
+    pool.add(tasks(1))
+    state = pool.state_dict()
+    del state["tasks"][0]["labels"]
+    other.load_state_dict(state)
+    assert other.take(1) == [replace(task(1), labels=())]
 
 
 def test_a_smaller_pool_keeps_the_newest_of_a_state() -> None:

@@ -22,6 +22,9 @@ def metrics_row(step: int) -> dict[str, Any]:
     row |= {"policy/kl": 0.01 * step, "policy/entropy": 2 / step, "policy/grad_norm": 1.0, "policy/loss": None}
     row |= {"mismatch/max_abs": 1e-5 * step, "mismatch/mean_abs": 1e-6, "weights/policy": 0.4, "weights/kl": 0.1}
     row |= {"mismatch/effective_share": 0.99, "mismatch/outside_share": 0.01, "mismatch/rejected_share": 0.02}
+    row |= {"judge_one/accuracy_right": 0.7, "judge_one/accuracy_wrong": 0.6, "judge_one/yes_rate": 0.55}
+    row |= {"judge_pair/accuracy_first": 0.7, "judge_pair/accuracy_second": 0.5, "judge_pair/position_bias": 0.2}
+    row |= {f"{kind}/{name}": 0.1 for kind in ("judge_one", "judge_pair") for name in ("ece", "brier")}
     row |= {"time/rollout": 2.0, "time/update": 1.0, "time/other": 1.0, "time/step": 4.0, "time/eta": 8.0}
     return row | {"tokens/generated": 1000, "tokens/per_s": 250.0, "memory/peak_rss_gb": 1.5 + 0.01 * step}
 

@@ -1,11 +1,14 @@
 """The words and numbers of a report, by hand."""
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from spark_megatron.report.facts import PhaseTime, duration, phase_times, reward_change, run_facts, status_counts
 from spark_megatron.report.load import Run, Series, load_run
+from spark_megatron.report.page import render_page
 
 
 def test_facts_of_a_run(run_directory: Path) -> None:
@@ -25,6 +28,22 @@ def test_facts_of_a_run(run_directory: Path) -> None:
         "Tokens per second": "250 (median step)",
         "Peak memory": "1.62 GB resident, first rank",
     }
+
+
+def test_a_run_with_label_noise_says_so(run_directory: Path) -> None:
+    config = yaml.safe_load((run_directory / "config.yaml").read_text())
+    config["label_noise"] = {"right_to_wrong": 0.1, "wrong_to_right": 0.0}
+    (run_directory / "config.yaml").write_text(yaml.safe_dump(config))
+    rows = [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        row | {"label_noise/right_to_wrong": 0.05 + 0.1 * (i % 2), "label_noise/wrong_to_right": 0.0}
+        for i, row in enumerate(rows)
+    ]
+    (run_directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = load_run(run_directory)
+    expected = "labels flipped on purpose in training: 10 % of right answers (really 10.0 %)"
+    assert run_facts(run)["Label noise"] == expected
+    assert f"<b>Label noise:</b> {expected}." in render_page(run, "")
 
 
 def test_nothing_known_is_nothing_said() -> None:

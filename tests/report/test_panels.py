@@ -16,6 +16,9 @@ def test_panels_follow_what_was_logged(run_directory: Path, sft_directory: Path)
     assert [panel.title for panel in panels_for(load_run(run_directory))] == [
         "Held-out accuracy",
         "Training reward",
+        "Judging one answer",
+        "Judging a pair",
+        "Calibration of verdicts",
         "KL to the reference",
         "Entropy",
         "Objective weights",

@@ -125,7 +125,11 @@ ENDED = {
         "timeout",
     ),
     "silent": ("import os, time\nos.close(0)\nos.close(1)\nos.close(2)\ntime.sleep(1000)", "timeout"),
-    "its own session": ("import os, time\nos.setsid()\ntime.sleep(1000)", "timeout"),
+    "its own session": (
+        "import os, time\nfor leave in (os.setsid, os.setpgrp):\n    try: leave()\n    except OSError: pass\n"
+        "time.sleep(1000)",
+        "timeout",
+    ),
     "busy threads": (
         "import threading\ndef work():\n  while True: pass\nfor _ in range(4): threading.Thread(target=work).start()",
         "timeout",
