@@ -23,6 +23,7 @@ setup(
         "reasoning-gym>=0.1.25",
         "rich",
         "safetensors",
+        "scipy",
         "tensorboard",
         "wandb",
     ],
@@ -37,6 +38,7 @@ setup(
             "spark-train=spark_megatron.cli.train:main",
             "spark-report=spark_megatron.cli.report:main",
             "spark-plan=spark_megatron.cli.plan:main",
+            "spark-study=spark_megatron.cli.study:main",
         ]
     },
 )
