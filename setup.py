@@ -24,6 +24,7 @@ setup(
         "reasoning-gym>=0.1.25",
         "rich",
         "safetensors",
+        "scipy",
         "tensorboard",
         "wandb",
     ],
@@ -38,6 +39,7 @@ setup(
             "spark-train=spark_megatron.cli.train:main",
             "spark-report=spark_megatron.cli.report:main",
             "spark-plan=spark_megatron.cli.plan:main",
+            "spark-study=spark_megatron.cli.study:main",
         ]
     },
 )

@@ -1,8 +1,10 @@
+import faulthandler
 import json
 import os
 import random
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
 
@@ -80,12 +82,13 @@ def test_variables_that_are_set_are_respected(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> Queue[int]:
+def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue[int]]:
     """The exit codes with which this process would have ended."""
     codes: Queue[int] = Queue()
     monkeypatch.setattr(os, "_exit", codes.put)
     monkeypatch.setattr(runtime, "_LAST_RESORT_S", 1000.0)
-    return codes
+    yield codes
+    faulthandler.cancel_dump_traceback_later()
 
 
 def test_a_deadline_ends_what_makes_no_progress(ended: Queue[int], capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,8 @@ import random
 import re
 from collections.abc import Mapping
 
-from spark_megatron.data.distractors import near_miss
 from spark_megatron.recycle.candidates import Candidate
+from spark_megatron.recycle.distractors import near_miss
 from spark_megatron.recycle.pairwise import pairwise_task
 from spark_megatron.recycle.pointwise import pointwise_task
 from spark_megatron.recycle.reflection import reflection_task

@@ -16,7 +16,7 @@ from spark_megatron.hybrid.plan import Sides
 from spark_megatron.hybrid.proof import Probe
 from spark_megatron.hybrid.transfer import Transfer
 from spark_megatron.rollout.base import Sampler
-from spark_megatron.runtime import local_world_size, world_size
+from spark_megatron.runtime import alive, deadline, local_world_size, world_size
 from spark_megatron.types import Metrics
 
 
@@ -29,10 +29,14 @@ class Hybrid:
 
     Args:
         release: the parts of the training state whose memory the sampler gets.
+        timeout_s: a hand-over that makes no progress for so long ends its process.
     """
 
-    def __init__(self, engine: Engine, sampler: Sampler, probe: Probe, release: Sequence[Memory]) -> None:
+    def __init__(
+        self, engine: Engine, sampler: Sampler, probe: Probe, release: Sequence[Memory], timeout_s: float
+    ) -> None:
         self.engine, self.sampler, self.probe, self.release = engine, sampler, probe, release
+        self.timeout_s = timeout_s
         rows = sampler.rows(engine.placement.model)
         local = engine.placement.local
         sides = Sides(
@@ -61,22 +65,23 @@ class Hybrid:
         Raises:
             HandoffError: its log-probs or its tensors are not the trainer's.
         """
-        if self._training:
-            self.last = {"released_bytes": 0.0}
-            self.turns.append(self.last)
-            self._release("optimizer", "gradients")
-            with self._phase("wake_weights"):
-                self.sampler.wake("weights")
-        moved = self.sampler.weight_version != self.engine.weight_version
-        if moved:
-            self._move_weights()
-        if self._training:
-            with self._phase("wake_cache"):
-                self.sampler.wake("kv_cache")
-        if moved:
-            self._prove()
-        if self._training:
-            self._release("parameters")
+        with deadline(self.timeout_s, "the hand-over"):
+            if self._training:
+                self.last = {"released_bytes": 0.0}
+                self.turns.append(self.last)
+                self._release("optimizer", "gradients")
+                with self._phase("wake_weights"):
+                    self.sampler.wake("weights")
+            moved = self.sampler.weight_version != self.engine.weight_version
+            if moved:
+                self._move_weights()
+            if self._training:
+                with self._phase("wake_cache"):
+                    self.sampler.wake("kv_cache")
+            if moved:
+                self._prove()
+            if self._training:
+                self._release("parameters")
         self._training = False
         yield self.sampler
 
@@ -99,6 +104,7 @@ class Hybrid:
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
+        alive()
         start = time.perf_counter()
         yield
         self.last[f"{name}_s"] = self.last.get(f"{name}_s", 0.0) + time.perf_counter() - start

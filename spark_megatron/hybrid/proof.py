@@ -25,7 +25,7 @@ from spark_megatron.types import Sample
 
 @dataclass(frozen=True)
 class Probe:
-    """A small batch of fixed prompts on which trainer and sampler must agree.
+    """A small batch of fixed prompts on which trainer and sampler must agree; of long ones the part that fits.
 
     ``bound`` is the largest accepted difference of a token's log-prob, in nats: rounding in fp32 gives about 1e-5, in
     bf16 a few tenths on rare tokens; a wrong slice or a stale layer gives far more. Log-probs are compared at the first
@@ -52,9 +52,10 @@ class Answer:
 
 def ask(probe: Probe, engine: Engine, sampler: Sampler) -> Answer:
     """Sampler against trainer on the sampler's own tokens, over all replicas. A collective."""
-    prompts = probe.prompts
+    room = sampler.max_model_len - probe.new_tokens
+    prompts = tuple(prompt[:room] for prompt in probe.prompts)
     longest = sampler.cache_block + 1
-    if sampler.cache_block and longest + probe.new_tokens <= sampler.max_model_len:
+    if 1 < longest <= room:
         # A prompt that fills a block comes first: its keys and values would be found in a stale cache.
         repeated = prompts[0] * (longest // len(prompts[0]) + 1)
         prompts = (repeated[:longest], *prompts)

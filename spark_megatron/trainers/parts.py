@@ -202,7 +202,7 @@ def build(cfg: Config) -> Parts:
         kl_schedule=instantiate(cfg.kl_schedule),
         weight_schedule=instantiate(cfg.weight_schedule),
         engine=engine,
-        hybrid=Hybrid(engine, sampler, probe, cfg.engine.release),
+        hybrid=Hybrid(engine, sampler, probe, cfg.engine.release, cfg.engine.timeout_s),
         suite=suite,
         track=_tracker(cfg),
         rng=random.Random(f"{cfg.seed}:recycling and shuffling"),

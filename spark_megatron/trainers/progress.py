@@ -20,22 +20,17 @@ from spark_megatron.trainers.parts import Parts
 from spark_megatron.trainers.state import RunState
 from spark_megatron.types import EvalResult, Group, Metrics
 
-_PERIODS = ("policy", "reward_period")
 
-
-def log_step(
-    parts: Parts, cfg: Config, groups: Sequence[Group], stats: Sequence[Metrics], weights: Mapping[str, float]
-) -> None:
-    """Log a step's rollouts (the same groups on every rank) and what its one or two updates reported."""
+def log_step(parts: Parts, cfg: Config, groups: Sequence[Group], stats: Mapping[str, Metrics]) -> None:
+    """Log a step's rollouts (the same groups on every rank) and what the update of each named period reported."""
     metrics = from_sums(group_sums(groups, earned=cfg.objective.status_rewards.table()))
     metrics |= judge_figures(judge_sums(groups, partial(parts.tokenizer.decode, skip_special_tokens=True)))
     if parts.label_noise.active:
         metrics |= flip_figures(groups)
-    for period, values in zip(_PERIODS, stats, strict=False):
+    for period, values in stats.items():
         metrics |= {f"{period}/{name}": value for name, value in values.items() if "mismatch" not in name}
-    compared = mismatch.figures(runtime.combine(stats))
+    compared = mismatch.figures(runtime.combine(stats.values()))
     metrics |= {f"mismatch/{name}": value for name, value in compared.items()}
-    metrics |= {f"weights/{name}": value for name, value in weights.items()}
     metrics |= {"pool/size": float(len(parts.pool)), **parts.stream.metrics(), **_turn_metrics(parts.hybrid.turns)}
     metrics |= phase_metrics(parts.phases)
     parts.phases.clear()

@@ -81,6 +81,8 @@ def test_an_experiment_yields_to_the_command_line(shape: str) -> None:
     assert config.kl_schedule["_target_"].endswith("Cosine")
 
 
+TRAINERS = ", ".join(sorted(file.stem for file in Path(__file__).parents[2].joinpath("conf/trainer").glob("*.yaml")))
+
 REFUSED = {
     "trainer.totl_steps=5": "trainer.totl_steps=5: there is no setting trainer.totl_steps; "
     "did you mean trainer.total_steps?",
@@ -95,8 +97,8 @@ REFUSED = {
     "kl_schedule=cosin": "kl_schedule=cosin does not exist; did you mean cosine?",
     "experiment=spark_tinyy": "experiment=spark_tinyy does not exist; did you mean spark_tiny?",
     "+experiment=spark_tiny": "+experiment=spark_tiny: experiment is there already; write experiment=spark_tiny",
-    "trainer=5": "trainer=5 does not exist; valid are sft, spark",
-    "trainer=null": "trainer=null does not exist; valid are sft, spark",
+    "trainer=5": f"trainer=5 does not exist; valid are {TRAINERS}",
+    "trainer=null": f"trainer=null does not exist; valid are {TRAINERS}",
     "parallel=[tp2,pp2]": "parallel=[tp2,pp2] does not exist; valid are dp2, pp2, single, tp2",
     "~kl_schedule": "~kl_schedule: kl_schedule cannot be left out; "
     "valid are adaptive, constant, cosine, linear, warmup",

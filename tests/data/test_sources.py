@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from spark_megatron.data.curriculum import Shuffled
-from spark_megatron.data.distractors import near_miss
 from spark_megatron.data.reasoning import ReasoningSource
 from spark_megatron.data.rows import Files
 from spark_megatron.data.sources import TaskSource
 from spark_megatron.data.split import is_heldout, question_hash
 from spark_megatron.data.stream import TaskStream
 from spark_megatron.data.table import TableSource
+from spark_megatron.recycle.distractors import near_miss
 from spark_megatron.types import Task
 
 CHAIN: dict[str, Any] = {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 from typing import Any
 from unittest import mock
 
@@ -13,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from spark_megatron import runtime
 from spark_megatron.engine.engine import Engine
 from spark_megatron.engine.optim import OptimSettings
 from spark_megatron.engine.parallel import Parallel
@@ -34,6 +38,7 @@ PROBE = Probe(
 REQUESTS = [Request(prompt(length, seed=length), 1, 0.0, 5, seed=1000 * length) for length in (5, 20, 140)]
 SETTINGS = OptimSettings(**step.OPTIM | {"lr": 5e-3, "decay": "constant", "warmup_updates": 0})
 RELEASE = ("optimizer", "gradients", "parameters")
+TIMEOUT_S = 300.0
 
 
 def on_all_layouts(models: dict[str, Path], out: Path) -> dict[Any, Any]:
@@ -50,6 +55,8 @@ def on_all_layouts(models: dict[str, Path], out: Path) -> dict[Any, Any]:
                     answers["faults"] = faults(engine, to)
                     answers["turns"] = turns(engine, to)
                     answers["without_model"] = without_model(engine)
+                    answers["hung"] = hung(engine)
+                    answers["settings"] = settings(engine, to)
                 if (model, degree, number) == ("qwen3_moe_mixed", 2, 0):
                     answers["expert_faults"] = expert_faults(engine, to)
         # Leaving vLLM's process groups leaves those of all its engines: this comes last.
@@ -82,7 +89,7 @@ def updated(engine: Engine, to: Sampler, target: Path) -> dict[str, Any]:
     """Update three times and hand over to a sampler that holds other weights; what is sampled then, and what moved."""
     to.weight_version = -1  # the sampler may hold another engine's weights under the same number
     bound = 1e-3 if next(iter(engine.placement.local.values())).dtype == torch.float32 else 0.5
-    hybrid = Hybrid(engine, to, replace(PROBE, bound=bound), RELEASE)
+    hybrid = Hybrid(engine, to, replace(PROBE, bound=bound), RELEASE, TIMEOUT_S)
     sent = 0
 
     def counted(work: Sequence[Any]) -> list[Any]:
@@ -126,7 +133,8 @@ def fresh(directory: Path, dtype: str, degree: int) -> Any:
 
 def turns(engine: Engine, to: VLLMSampler) -> dict[str, Any]:
     """Who holds what in whose turn, in which order; and how often weights move."""
-    hybrid = Hybrid(engine, to, PROBE, RELEASE)
+    too_long = prompt(2 * to.max_model_len, seed=1)
+    hybrid = Hybrid(engine, to, replace(PROBE, prompts=(too_long, *PROBE.prompts)), RELEASE, TIMEOUT_S)
     calls: list[str] = []
     watched = [(to, name) for name in ("sleep", "wake", "start_update", "finish_update", "differing")]
     watched += [(engine, name) for name in ("release", "restore")]
@@ -230,7 +238,7 @@ def expert_faults(engine: Engine, to: VLLMSampler) -> dict[str, Any]:
 
 def planted(engine: Engine, to: VLLMSampler, plants: dict[str, Callable[[], Any]]) -> dict[str, Any]:
     # Tensors are compared when the log-probs tell that something is wrong.
-    hybrid = Hybrid(engine, to, replace(PROBE, compare_every=0), RELEASE)
+    hybrid = Hybrid(engine, to, replace(PROBE, compare_every=0), RELEASE, TIMEOUT_S)
     with hybrid.generating():
         pass
     answers = {}
@@ -260,6 +268,56 @@ def planted(engine: Engine, to: VLLMSampler, plants: dict[str, Callable[[], Any]
 
 def without_model(engine: Engine) -> int:
     """How far the version of a sampler without a model is from the trainer's after a hand-over."""
-    hybrid = Hybrid(engine, scripted(byte_tokenizer(), ["1"]), PROBE, RELEASE)
+    hybrid = Hybrid(engine, scripted(byte_tokenizer(), ["1"]), PROBE, RELEASE, TIMEOUT_S)
     with hybrid.generating() as sampling:
         return sampling.weight_version - engine.weight_version
+
+
+def hung(engine: Engine) -> int:
+    """The code with which the process would have ended because a sampler does not take its weights."""
+    to, codes, found = scripted(byte_tokenizer(), ["1"]), Queue[int](), []
+    hybrid = Hybrid(engine, to, PROBE, RELEASE, 0.3)
+
+    def wait() -> None:
+        found.append(codes.get(timeout=60))
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(os, "_exit", codes.put))
+        stack.enter_context(mock.patch.object(runtime, "_LAST_RESORT_S", 1000.0))
+        stack.enter_context(mock.patch.object(to, "start_update", wait))
+        with hybrid.generating():
+            pass
+    faulthandler.cancel_dump_traceback_later()
+    return found[0]
+
+
+def settings(engine: Engine, to: VLLMSampler) -> dict[str, Any]:
+    """Five turns with an update before each: what is released, compared and moved under other settings."""
+    every_other = Hybrid(engine, to, replace(PROBE, every=2, compare_every=3), ("gradients",), TIMEOUT_S)
+    to.weight_version = -1
+    calls: list[str] = []
+    compared = []
+    with ExitStack() as stack:
+        for owner, name in ((engine, "release"), (to, "differing")):
+            stack.enter_context(mock.patch.object(owner, name, noted(calls, name, getattr(owner, name))))
+        for _ in range(5):
+            calls.clear()
+            with every_other.generating():
+                compared.append("differing" in calls)
+            with every_other.training():
+                learn(engine)
+        released = [call for call in calls if call.startswith("release")]
+    kept = Hybrid(engine, to, PROBE, (), TIMEOUT_S)
+    with mock.patch.object(to, "sleep_level", 0):
+        for _ in range(2):
+            with kept.generating():
+                pass
+            with kept.training():
+                pass
+    return {
+        "probed": ["probe_max_abs" in turn for turn in every_other.turns],
+        "compared": compared,
+        "released": released,
+        "bytes": [turn["released_bytes"] for turn in (*every_other.turns, *kept.turns)],
+        "moved": ["handoff_s" in turn for turn in kept.turns],
+    }

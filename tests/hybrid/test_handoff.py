@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from spark_megatron.runtime import HUNG
 from tests import distributed, tiny_models
 from tests.conftest import ModelDirectory
 from tests.hybrid.cases import CASES, Key
@@ -172,3 +173,20 @@ def test_a_change_of_turns_is_accounted_for(two: list[dict[Any, Any]]) -> None:
 
 def test_a_sampler_without_a_model_is_not_compared(two: list[dict[Any, Any]]) -> None:
     assert [rank["without_model"] for rank in two] == [0, 0]
+
+
+def test_a_hand_over_that_hangs_ends_the_process(two: list[dict[Any, Any]]) -> None:
+    assert [rank["hung"] for rank in two] == [HUNG, HUNG]
+
+
+def test_settings_of_probe_release_and_sleep(two: list[dict[Any, Any]]) -> None:
+    """Log-probs at every second hand-over and tensors at every third, the gradients' memory alone released, and, of a
+    sampler that does not sleep, nothing moved while nobody trains."""
+    for rank in two:
+        found = rank["settings"]
+        assert found["probed"] == [True, False, True, False, True]
+        assert found["compared"] == [True, False, False, True, False]
+        assert found["released"] == ["release gradients"]
+        assert all(found["bytes"][1:5]), "they were away at the first"
+        assert not any(found["bytes"][5:])
+        assert found["moved"] == [True, False]

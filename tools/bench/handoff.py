@@ -123,7 +123,7 @@ def rank_figures(arguments: argparse.Namespace) -> dict[str, float]:
         max_model_len=256, max_sequences=16, max_batched_tokens=2048, kv_cache_mb=64, prefix_cache=False, sleep_level=0,
         weights="same",
     )  # fmt: skip
-    hybrid = Hybrid(engine, sampler, Probe(((1, 2, 3),), 1, 0.5, 1 << 30, 0), ())
+    hybrid = Hybrid(engine, sampler, Probe(((1, 2, 3),), 1, 0.5, 1 << 30, 0), (), 300.0)
     own = [parameter.detach().clone() for parameter in engine.placement.local.values()]
     copies = [torch.empty_like(parameter) for parameter in own]
 

@@ -67,7 +67,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     from spark_megatron.types import Task
 
     torch.set_num_threads(1)
-    runtime.start("gloo", 300.0)
     marks = {"import": started()}
     directory = str(arguments.model)
     engine = Engine(
@@ -91,7 +90,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         for i in range(arguments.tasks)
     ]
     prompts = [encode_prompt(tokenizer, task) for task in tasks]
-    hybrid = Hybrid(engine, sampler, Probe((prompts[0],), 1, 0.5, 1, 0), ())
+    hybrid = Hybrid(engine, sampler, Probe((prompts[0],), 1, 0.5, 1, 0), (), 300.0)
     with hybrid.generating():
         marks["handoff"] = started()
     check = partial(score_groups, verifiers={"math": MathVerifier(symbolic=None)})
@@ -138,7 +137,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             tokens = work(number)
             rates[name].append(tokens / (time.perf_counter() - start))
     sampler.close()
-    runtime.stop()
     steps = list(marks)
     spans = {f"start_{b}_s": marks[b] - marks[a] for a, b in pairwise(steps)}
     return {
@@ -165,7 +163,10 @@ def main() -> None:
     runtime.prepare_environment()
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ.update(alone | {"GLOO_SOCKET_IFNAME": "lo"})
-    show({"model": str(arguments.model), "dtype": arguments.dtype, **measure(arguments)}, DESCRIPTIONS)
+    runtime.start("gloo", 300.0)
+    figures = measure(arguments)
+    runtime.stop()
+    show({"model": str(arguments.model), "dtype": arguments.dtype, **figures}, DESCRIPTIONS)
 
 
 if __name__ == "__main__":
