@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,6 +126,28 @@ class OptimConfig:
 
 
 @dataclass(frozen=True)
+class MonitorConfig:
+    """By how much the mean reward must rise and the held-out accuracy fall to call the reward model hacked."""
+
+    rise: float
+    drop: float
+
+
+@dataclass(frozen=True)
+class RewardModelConfig:
+    path: str
+    score_seed: int
+    update: bool
+    rule_share: float
+    anchor: float
+    tries: int
+    triples: Node
+    monitor: MonitorConfig
+    assistant: Node
+    optim: OptimConfig
+
+
+@dataclass(frozen=True)
 class EvalConfig:
     items: int
     max_new_tokens: int
@@ -154,6 +177,10 @@ class CheckpointConfig:
     resume: str  # "auto", "never" or the directory of a checkpoint
 
 
+SCORED = ("spark_megatron.trainers.cooper.train", "spark_megatron.trainers.verify_rm.train")
+"""The training loops that have a reward model."""
+
+
 @dataclass(frozen=True)
 class Config:
     name: str
@@ -177,7 +204,13 @@ class Config:
     weight_schedule: Node
     recycle: Node
     demonstrations: Node
+    reward_model: RewardModelConfig
     verifiers: Node
+
+    @property
+    def scored(self) -> bool:
+        """Whether the training loop works with the reward model."""
+        return self.trainer.loop.get("_target_") in SCORED
 
 
 def parse(cfg: DictConfig) -> Config:
@@ -202,29 +235,26 @@ _POSITIVE = (
     "trainer.total_steps", "trainer.tasks_per_step",
     "trainer.max_tokens_per_microbatch", "rollout.temperature", "rollout.max_new_tokens", "rollout.max_logprob_error",
     "rollout.probe_prompts", "rollout.probe_tokens", "rollout.probe_every", "objective.updates_per_period",
-    "optim.lr", "optim.eps",
-    "optim.clip_grad", "eval.items", "eval.max_new_tokens", "engine.bucket_mb", "engine.logits_mb",
+    "eval.items", "eval.max_new_tokens", "engine.bucket_mb", "engine.logits_mb",
     "engine.timeout_s", "checkpoint.keep",
 )  # fmt: skip
 _NOT_NEGATIVE = (
-    "trainer.eval_every", "optim.min_lr", "optim.warmup_updates", "optim.wsd_updates", "optim.weight_decay",
-    "eval.rounds", "tracking.record_groups", "checkpoint.every", "objective.max_staleness", "rollout.compare_every",
+    "trainer.eval_every", "eval.rounds", "tracking.record_groups", "checkpoint.every", "objective.max_staleness",
+    "rollout.compare_every",
 )  # fmt: skip
 
 
-def _check_ranges(config: Config) -> None:
-    for name in _POSITIVE + _NOT_NEGATIVE:
-        group, _, key = name.partition(".")
-        value = getattr(getattr(config, group), key)
+def _check_signs(root: Any, positive: tuple[str, ...], not_negative: tuple[str, ...], prefix: str = "") -> None:
+    for name in positive + not_negative:
+        value = reduce(getattr, name.split("."), root)
         if not 0 <= value < math.inf:
-            raise ConfigError(f"{name}={value} must be a finite number, 0 or more")
-        if value == 0 and name in _POSITIVE:
-            raise ConfigError(f"{name}={value} must be greater than 0")
-    if config.optim.decay_updates is not None and config.optim.decay_updates <= 0:
-        raise ConfigError(f"optim.decay_updates={config.optim.decay_updates} must be greater than 0, or null")
-    for index, beta in enumerate(config.optim.betas):
-        if not 0 <= beta < 1:
-            raise ConfigError(f"optim.betas[{index}]={beta} must lie in [0, 1)")
+            raise ConfigError(f"{prefix}{name}={value} must be a finite number, 0 or more")
+        if value == 0 and name in positive:
+            raise ConfigError(f"{prefix}{name}={value} must be greater than 0")
+
+
+def _check_ranges(config: Config) -> None:
+    _check_signs(config, _POSITIVE, _NOT_NEGATIVE)
     if not 0 < config.data.heldout_share < 1:
         raise ConfigError(f"data.heldout_share={config.data.heldout_share} must lie between 0 and 1")
 
@@ -244,7 +274,7 @@ def check(config: Config) -> None:
             f"rollout.samples_per_task={rollout.samples_per_task}: a group needs at least 2 rollouts, or every "
             "advantage is 0"
         )
-    _check_schedule(config.optim)
+    _check_optim(config.optim, "")
     if objective.pool_size is not None and objective.pool_size < trainer.tasks_per_step:
         raise ConfigError(
             f"objective.pool_size={objective.pool_size} is smaller than trainer.tasks_per_step="
@@ -252,19 +282,45 @@ def check(config: Config) -> None:
         )
     _check_verifiers(config)
     _check_model(config)
+    _check_reward_model(config)
 
 
-def _check_schedule(optim: OptimConfig) -> None:
+def _check_optim(optim: OptimConfig, prefix: str) -> None:
+    name = f"{prefix}optim"
+    _check_signs(
+        optim, ("lr", "eps", "clip_grad"), ("min_lr", "warmup_updates", "wsd_updates", "weight_decay"), f"{name}."
+    )
+    if optim.decay_updates is not None and optim.decay_updates <= 0:
+        raise ConfigError(f"{name}.decay_updates={optim.decay_updates} must be greater than 0, or null")
+    for index, beta in enumerate(optim.betas):
+        if not 0 <= beta < 1:
+            raise ConfigError(f"{name}.betas[{index}]={beta} must lie in [0, 1)")
     if optim.min_lr > optim.lr:
-        raise ConfigError(f"optim.min_lr={optim.min_lr} is greater than optim.lr={optim.lr}")
+        raise ConfigError(f"{name}.min_lr={optim.min_lr} is greater than {name}.lr={optim.lr}")
     if (optim.decay == "wsd") != (optim.wsd_updates > 0):
         raise ConfigError(
-            f"optim.wsd_updates={optim.wsd_updates} with optim.decay={optim.decay}: the number of last updates over "
+            f"{name}.wsd_updates={optim.wsd_updates} with {name}.decay={optim.decay}: the number of last updates over "
             "which the rate falls must be above 0 with wsd, and 0 without"
         )
     most = optim.decay_updates
     if most is not None and optim.wsd_updates > most:
-        raise ConfigError(f"optim.wsd_updates={optim.wsd_updates} is greater than optim.decay_updates={most}")
+        raise ConfigError(f"{name}.wsd_updates={optim.wsd_updates} is greater than {name}.decay_updates={most}")
+
+
+def _check_reward_model(config: Config) -> None:
+    settings = config.reward_model
+    _check_optim(settings.optim, "reward_model.")
+    _check_signs(settings, ("tries",), ("anchor", "monitor.rise", "monitor.drop"), "reward_model.")
+    if not 0 <= settings.rule_share <= 1:
+        raise ConfigError(f"reward_model.rule_share={settings.rule_share} must lie in [0, 1]")
+    if not config.scored:
+        return
+    setting = f"reward_model.path={settings.path}"
+    model, _ = described(setting, Path(settings.path) / "config.json")
+    try:
+        model.check(config.parallel.layout)
+    except ValueError as error:
+        raise ConfigError(f"{error} ({setting})") from error
 
 
 def _check_verifiers(config: Config) -> None:
@@ -304,6 +360,8 @@ def _check_model(config: Config) -> None:
     """The layout against the number of ranks and the model's sizes, which its config.json has."""
     setting, file = f"model.path={config.model.path}", Path(config.model.path) / "config.json"
     model, longest = described(setting, file)
+    if model.scalar:
+        raise ConfigError(f"{setting} has a scalar head and samples nothing: give a language model")
     try:
         config.parallel.layout.data(config.parallel.ranks)
         model.check(config.parallel.layout)

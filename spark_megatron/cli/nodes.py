@@ -32,10 +32,9 @@ UNIMPORTED = "spark_megatron.trainers."
 
 BUILT = (
     "data.source", "objective.kl_estimator", "advantage", "policy_loss", "correction", "kl_schedule", "weight_schedule",
-    "recycle", "demonstrations", "verifiers",
+    "recycle", "demonstrations", "verifiers", "reward_model.assistant", "reward_model.triples",
 )  # fmt: skip
 """Nodes that are cheap to build, so that their own checks can speak before anything is started."""
-
 _HYDRA_KEYS = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
 _PLAIN = (int, float, bool, str)
 

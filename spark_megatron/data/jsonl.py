@@ -33,14 +33,7 @@ class JsonlSource:
         check_instruction(instruction)
         self._fields, self._after = (question_field, answer_field), answer_after
         self._instruction, self._verifier = instruction, verifier
-        content = Path(path).read_text(encoding="utf-8")
-        # Not splitlines: it also cuts at separators that JSON allows inside a string.
-        lines = content.split("\n")
-        self._tasks = distinct(
-            [self._task(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
-        )
-        if not self._tasks:
-            raise ValueError(f"{path}: has no lines")
+        self._tasks = distinct([self._task(row, where) for where, row in read_rows(path)])
         tasks = [(task.prompt, task.answer) for task in self._tasks]
         self._fingerprint = hashlib.sha256(repr(tasks).encode()).hexdigest()[:16]
 
@@ -52,12 +45,8 @@ class JsonlSource:
         """All tasks in the order that ``key`` determines."""
         return random.Random(key).sample(self._tasks, len(self._tasks))
 
-    def _task(self, line: str, where: str) -> Task:
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: not JSON: {error}") from error
-        question, answer = (_text(row, field, where) for field in self._fields)
+    def _task(self, row: Any, where: str) -> Task:
+        question, answer = (text_field(row, field, where) for field in self._fields)
         if self._after is not None:
             _, marker, answer = answer.rpartition(self._after)
             if not marker:
@@ -67,7 +56,23 @@ class JsonlSource:
         return solve_task(question.strip(), answer.strip(), instruction=self._instruction, verifier=self._verifier)
 
 
-def _text(row: Any, field: str, where: str) -> str:
+def read_rows(path: str) -> list[tuple[str, Any]]:
+    """("path:line", value) of every line that is not blank; ValueError for one that is not JSON, or for none at all."""
+    rows = []
+    # Not splitlines: it also cuts at separators that JSON allows inside a string.
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
+        if line.strip():
+            try:
+                rows.append((f"{path}:{number}", json.loads(line)))
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}:{number}: not JSON: {error}") from error
+    if not rows:
+        raise ValueError(f"{path}: has no lines")
+    return rows
+
+
+def text_field(row: Any, field: str, where: str) -> str:
+    """A field of a row as text; ValueError where it is missing or neither text nor a number."""
     if not isinstance(row, Mapping) or field not in row:
         known = sorted(row) if isinstance(row, Mapping) else type(row).__name__
         raise ValueError(f"{where}: no field {field!r}; the line has {known}")
