@@ -141,9 +141,7 @@ class RewardModelConfig:
     rule_share: float
     anchor: float
     tries: int
-    triples: Node
     monitor: MonitorConfig
-    assistant: Node
     optim: OptimConfig
 
 
@@ -205,6 +203,8 @@ class Config:
     recycle: Node
     demonstrations: Node
     reward_model: RewardModelConfig
+    assistant: Node
+    triples: Node
     verifiers: Node
 
     @property

@@ -49,7 +49,7 @@ def test_an_added_name_that_does_not_exist(tmp_path: Path, override: str, messag
 
 
 def test_a_name_like_no_other_gets_the_names_beside_it(tmp_path: Path) -> None:
-    start = "new.key=1: there is no setting new.key; valid are advantage, checkpoint, correction, data, "
+    start = "new.key=1: there is no setting new.key; valid are advantage, assistant, checkpoint, correction, "
     assert refusal(tmp_path, "+new.key=1").startswith(start)
     message = refusal(tmp_path, "+model.qqqqqqqqqqqq=1")
     assert message == (

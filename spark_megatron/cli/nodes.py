@@ -32,7 +32,7 @@ UNIMPORTED = "spark_megatron.trainers."
 
 BUILT = (
     "data.source", "objective.kl_estimator", "advantage", "policy_loss", "correction", "kl_schedule", "weight_schedule",
-    "recycle", "demonstrations", "verifiers", "reward_model.assistant", "reward_model.triples",
+    "recycle", "demonstrations", "verifiers", "assistant", "triples",
 )  # fmt: skip
 """Nodes that are cheap to build, so that their own checks can speak before anything is started."""
 _HYDRA_KEYS = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")

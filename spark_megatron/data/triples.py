@@ -27,7 +27,7 @@ class Triple:
 class Triples(Protocol):
     """An endless sequence of triples, in parts."""
 
-    def take(self, part: int, n: int) -> Sequence[Triple]:
+    def take(self, part: int, n: int, seed: int) -> Sequence[Triple]:
         """Part number ``part`` (from 0) of about ``n`` triples: the same for the same arguments."""
         ...
 
@@ -35,17 +35,16 @@ class Triples(Protocol):
 class TripleFile:
     """Triples of a file with one JSON object a line: question, reference_answer, completion and label (0 or 1).
 
-    They are shuffled by ``seed``, anew for each pass.
+    They are shuffled anew for each pass.
     """
 
-    def __init__(self, *, path: str, seed: int) -> None:
+    def __init__(self, *, path: str) -> None:
         self._triples = [_triple(row, where) for where, row in read_rows(path)]
-        self._seed = seed
 
-    def take(self, part: int, n: int) -> list[Triple]:
+    def take(self, part: int, n: int, seed: int) -> list[Triple]:
         places = range(part * n, (part + 1) * n)
         size = len(self._triples)
-        orders = {p: random.Random(f"{self._seed}:{p}").sample(range(size), size) for p in {i // size for i in places}}
+        orders = {p: random.Random(f"{seed}:{p}").sample(range(size), size) for p in {i // size for i in places}}
         return [self._triples[orders[i // size][i % size]] for i in places]
 
 
@@ -65,12 +64,12 @@ class DemonstratedTriples:
     Half of them are right; a quarter are the demonstrator's own, which may be wrong, and a quarter near misses.
     """
 
-    def __init__(self, *, source: TaskSource, demonstrator: Demonstrator, seed: int) -> None:
-        self._source, self._demonstrator, self._seed = source, demonstrator, seed
+    def __init__(self, *, source: TaskSource, demonstrator: Demonstrator) -> None:
+        self._source, self._demonstrator = source, demonstrator
 
-    def take(self, part: int, n: int) -> list[Triple]:
+    def take(self, part: int, n: int, seed: int) -> list[Triple]:
         """At most as many as a pass of the source has distinct tasks."""
-        key = f"{self._seed}:triples/{part}"
+        key = f"{seed}:triples/{part}"
         rng = random.Random(key)
         return [self._triple(task, rng) for task in self._source.tasks(key)[:n]]
 

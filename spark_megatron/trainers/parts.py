@@ -162,8 +162,8 @@ def _reward_model(cfg: Config, policy: Engine) -> RewardModel:
     return RewardModel(
         engine,
         AutoTokenizer.from_pretrained(settings.path),
-        assistant=instantiate(settings.assistant),
-        triples=instantiate(settings.triples),
+        assistant=instantiate(cfg.assistant),
+        triples=instantiate(cfg.triples),
         max_tokens=cfg.trainer.max_tokens_per_microbatch,
         released=cfg.engine.release,
         monitor=HackingMonitor(rise=settings.monitor.rise, drop=settings.monitor.drop),

@@ -89,8 +89,12 @@ class RewardModel:
         return self._learn([Comparison(text, ()) if label else Comparison((), text) for text, label in texts], 1.0)
 
     def _learn(self, comparisons: Sequence[Comparison], anchor: float) -> Metrics:
-        """The statistics of the update, as means; those of terms that are not there are left out."""
+        """The statistics of the update, as means; those of terms that are not there are left out. Nothing is updated
+        where nothing fits."""
         fitting = [c for c in comparisons if max(len(c.right), len(c.wrong)) <= self.longest]
+        told = {"too_long": float(len(comparisons) - len(fitting))}
+        if not fitting:
+            return told | {"loss": 0.0}  # without a gradient AdamW would still decay the weights
         weights = term_weights(fitting, anchor)
         plan = partition(comparison_lengths(fitting), self.max_tokens, self.engine.parallel.data)
         mine = plan[self.engine.parallel.data_rank]
@@ -103,7 +107,7 @@ class RewardModel:
             if stats[f"{name}s"]
         }
         kept = {name: stats[name] for name in ("loss", "grad_norm", "lr", "skipped")}
-        return kept | means | {"too_long": float(len(comparisons) - len(fitting))}
+        return told | kept | means
 
     def _encode(self, task: Task, completion: str) -> tuple[int, ...]:
         return encode_verify(self.tokenizer, task.question, task.answer, completion)

@@ -14,7 +14,7 @@ def train(cfg: Config, parts: Parts, saves: Saves) -> None:
     state = saves.restore()
     for step in range(state.step, cfg.trainer.total_steps):
         with parts.track.step(step + 1) as span:
-            triples = judge.triples.take(step, cfg.trainer.tasks_per_step)
+            triples = judge.triples.take(step, cfg.trainer.tasks_per_step, cfg.seed)
             with span("reward_model"), parts.hybrid.training(), judge.awake():
                 stats = judge.learn_labels(triples)
             parts.track.log({f"reward_model/{name}": value for name, value in stats.items()})

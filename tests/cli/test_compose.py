@@ -81,8 +81,8 @@ REFUSED = {
     "kl_schedule=cosin": "kl_schedule=cosin does not exist; did you mean cosine?",
     "experiment=spark_tinyy": "experiment=spark_tinyy does not exist; did you mean spark_tiny?",
     "+experiment=spark_tiny": "+experiment=spark_tiny: experiment is there already; write experiment=spark_tiny",
-    "trainer=5": "trainer=5 does not exist; valid are sft, spark",
-    "trainer=null": "trainer=null does not exist; valid are sft, spark",
+    "trainer=5": "trainer=5 does not exist; valid are cooper, sft, spark, verify_rm",
+    "trainer=null": "trainer=null does not exist; valid are cooper, sft, spark, verify_rm",
     "parallel=[tp2,pp2]": "parallel=[tp2,pp2] does not exist; valid are dp2, pp2, single, tp2",
     "~kl_schedule": "~kl_schedule: kl_schedule cannot be left out; "
     "valid are adaptive, constant, cosine, linear, warmup",

@@ -33,6 +33,8 @@ OBJECTIVES = {
     "alternating": ("kl_schedule=adaptive", "trainer.eval_every=3"),
     "joint": ("objective=joint", "weight_schedule=linear", "weight_schedule.end.pairwise=0.9"),
     "sft": ("trainer=sft", "model.path=examples/models/spark_tiny"),
+    "cooper": ("trainer=cooper", "trainer.eval_every=1", "reward_model.optim.lr=1e-3"),
+    "verify_rm": ("trainer=verify_rm", "reward_model.optim.lr=1e-3"),
 }
 
 
@@ -52,7 +54,14 @@ def groups(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    return load_file(run_dir / "model" / "model.safetensors")
+    """The trained model's, and those of the reward model where the run has one."""
+    files = (run_dir / folder / "model" / "model.safetensors" for folder in ("", "reward_model"))
+    return {
+        f"{file}"[len(f"{run_dir}") :] + name: x
+        for file in files
+        if file.exists()
+        for name, x in load_file(file).items()
+    }
 
 
 def state(checkpoint: Path) -> dict[str, Any]:
