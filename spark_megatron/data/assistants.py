@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from spark_megatron import runtime
+from spark_megatron.data.chat_model import ChatModel, ChatModelError
 from spark_megatron.data.distractors import near_miss
 from spark_megatron.recycle.templates import fill
 from spark_megatron.rewards.boxed import last_boxed
 from spark_megatron.types import Task
-
-if TYPE_CHECKING:
-    from openai import OpenAI
-
-
-class AssistantError(RuntimeError):
-    """No request to an assistant was answered."""
 
 
 @dataclass(frozen=True)
@@ -83,87 +74,24 @@ class OwnSampler:
 
 
 class Endpoint:
-    """Asks a chat model behind an OpenAI-compatible address, such as one that ``vllm serve`` offers.
+    """Asks a chat model of its own, with a message that has the fields ``{question}`` and ``{response}``.
 
-    Args:
-        url: base address, ending in /v1.
-        model: its name there.
-        system: what the model is told to do.
-        message: the user's turn, with the fields ``{question}`` and ``{response}``.
-        extra_tokens: a reply may have this many tokens more than the original has words.
-        concurrency: requests that are open at a time.
-        retries: how often a request is repeated that was refused for now (429, 5xx) or not answered in time.
-        timeout_seconds: for one attempt.
-        key_variable: environment variable with the key; null where the server asks for none.
+    A reply may have ``extra_tokens`` more tokens than the original has words.
     """
 
-    def __init__(
-        self,
-        *,
-        url: str,
-        model: str,
-        system: str,
-        message: str,
-        temperature: float,
-        extra_tokens: int,
-        concurrency: int,
-        retries: int,
-        timeout_seconds: float,
-        key_variable: str | None,
-    ) -> None:
+    def __init__(self, *, chat_model: ChatModel, message: str, extra_tokens: int) -> None:
         _check_fields(message, "message")
-        for name, value, least in (("concurrency", concurrency, 1), ("retries", retries, 0)):
-            if value < least:
-                raise ValueError(f"{name}={value}: must be at least {least}")
-        if timeout_seconds <= 0:
-            raise ValueError(f"timeout_seconds={timeout_seconds}: must be greater than 0")
-        if key_variable is not None and not os.environ.get(key_variable):
-            raise ValueError(f"key_variable={key_variable}: there is no such environment variable; export it, or null")
-        self._url, self._model, self._system, self._message = url, model, system, message
-        self._temperature, self._extra_tokens, self._concurrency = temperature, extra_tokens, concurrency
-        self._client: Callable[[], OpenAI] = partial(_client, url, key_variable, retries, timeout_seconds)
+        self._chat_model, self._message, self._extra_tokens = chat_model, message, extra_tokens
 
     def __call__(self, originals: Sequence[Original], seed: tuple[object, ...], ask: Ask) -> Sequence[str | None]:
         """Rank zero asks for all; replies are not repeatable, and ``seed`` plays no part.
 
         Raises:
-            AssistantError: not one request was answered.
+            ChatModelError: not one request was answered.
         """
-        texts = [fill(self._message, {"question": o.task.question, "response": o.text}) for o in originals]
+        messages = [fill(self._message, {"question": o.task.question, "response": o.text}) for o in originals]
         limits = [len(o.text.split()) + self._extra_tokens for o in originals]
-        return runtime.decided_by_zero(lambda: self.replies(texts, limits), AssistantError)
-
-    def replies(self, texts: Sequence[str], max_tokens: Sequence[int]) -> list[str | None]:
-        """The replies to user turns, in order; None for one that was not answered.
-
-        Raises:
-            AssistantError: not one was answered; says why the first was not.
-        """
-        with self._client() as client, ThreadPoolExecutor(self._concurrency) as pool:
-            replies = list(pool.map(partial(self._reply, client), texts, max_tokens))
-        answered = [reply if isinstance(reply, str) else None for reply in replies]
-        if replies and not any(isinstance(reply, str) for reply in replies):
-            raise AssistantError(f"none of {len(replies)} requests to {self._url} was answered: {replies[0]}")
-        return answered
-
-    def _reply(self, client: OpenAI, text: str, max_tokens: int) -> str | Exception:
-        from openai import OpenAIError
-
-        messages: Any = [{"role": "system", "content": self._system}, {"role": "user", "content": text}]
-        try:
-            reply = client.chat.completions.create(
-                model=self._model, messages=messages, temperature=self._temperature, max_tokens=max_tokens
-            )
-        except OpenAIError as error:
-            return error
-        return (reply.choices[0].message.content if reply.choices else None) or AssistantError("an empty reply")
-
-
-def _client(url: str, key_variable: str | None, retries: int, timeout_seconds: float) -> OpenAI:
-    from openai import OpenAI
-
-    key = os.environ[key_variable] if key_variable else "none"
-    return OpenAI(base_url=url, api_key=key, max_retries=retries, timeout=timeout_seconds)
+        return runtime.decided_by_zero(lambda: self._chat_model.replies(messages, limits), ChatModelError)
 
 
 def _check_fields(text: str, name: str = "instruction") -> None:

@@ -29,7 +29,7 @@ COMMON = (
     "trainer.max_tokens_per_microbatch=2048", "objective.updates_per_period=1", "optim.warmup_updates=2",
 )  # fmt: skip
 TINY = (*COMMON, "rollout=scripted", "trainer.tasks_per_step=8", "rollout.samples_per_task=4", "eval.items=8")
-GUESSES = "rollout.backend.responses=[" + ",".join(f"'\\boxed{{{n}}}'" for n in range(6)) + "]"
+GUESSES = "rollout.backend.responses=[" + ",".join(f"'\\boxed{{{n}}}'" for n in range(11)) + "]"
 """Some of them are right, so that there are pairs to learn from."""
 OBJECTIVES = {
     "alternating": ("kl_schedule=adaptive", "trainer.eval_every=3"),

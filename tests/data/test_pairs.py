@@ -1,20 +1,18 @@
 """The text that a reward model reads, the corruption of right responses, and the pairs that come of it."""
 
-import json
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from spark_megatron.data.assistants import AssistantError, Endpoint, Original, OwnSampler, RuleCorruptor
+from spark_megatron.data.assistants import Endpoint, Original, OwnSampler, RuleCorruptor
+from spark_megatron.data.chat_model import ChatModel, ChatModelError
 from spark_megatron.data.pairs import Pair, make_pairs, originals
 from spark_megatron.data.verify_text import verify_text
 from spark_megatron.rewards.math import MathVerifier
 from spark_megatron.types import Group, Rollout, Task, Verdict
+from tests.data.chat_server import server
 
 TASK = Task("t", "solve", "Solve: 6 + 5", "11", "math", "6 + 5")
 RIGHT = Original(TASK, " 11 \\boxed{ 11}")
@@ -135,60 +133,12 @@ def test_an_instruction_without_a_field_is_refused(missing: str) -> None:
         OwnSampler(instruction="{question} {response}".replace(missing, ""), temperature=1.0, max_new_tokens=9)
 
 
-Answer = Callable[[dict[str, Any], int], tuple[int, str]]
-"""From a request's body and number to the status and the content of the reply."""
-
-
-@contextmanager
-def server(answer: Answer) -> Iterator[tuple[str, list[dict[str, Any]], list[int]]]:
-    """A chat endpoint; its address, the requests that came and how many were open at each."""
-    requests: list[dict[str, Any]] = []
-    opened: list[int] = []
-    lock, state = threading.Lock(), {"open": 0}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            with lock:
-                state["open"] += 1
-                number = len(requests)
-                requests.append(body | {"key": self.headers["Authorization"], "path": self.path})
-                opened.append(state["open"])
-            status, content = answer(body, number)
-            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
-            reply = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
-            data = json.dumps(reply if status == 200 else {"error": {"message": content}}).encode()
-            with lock:
-                state["open"] -= 1
-            try:
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("retry-after-ms", "1")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-            except (BrokenPipeError, ConnectionResetError):
-                return  # a client that did not wait
-
-        def log_message(self, *_args: object) -> None: ...
-
-    service = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=service.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{service.server_port}/v1", requests, opened
-    finally:
-        service.shutdown()
-        thread.join()
-        service.server_close()
-
-
-def endpoint(url: str, **changes: Any) -> Endpoint:
+def endpoint(url: str, message: str = "{question}|{response}", **changes: Any) -> Endpoint:
     settings: dict[str, Any] = {
-        "model": "m", "system": "Spoil it.", "message": "{question}|{response}", "temperature": 0.7,
-        "extra_tokens": 500, "concurrency": 4, "retries": 2, "timeout_seconds": 5.0, "key_variable": None,
+        "model": "m", "system": "Spoil it.", "temperature": 0.7, "concurrency": 4, "retries": 2, "timeout_seconds": 5.0,
+        "key_variable": None,
     }  # fmt: skip
-    return Endpoint(url=url, **settings | changes)
+    return Endpoint(chat_model=ChatModel(url=url, **settings | changes), message=message, extra_tokens=500)
 
 
 def test_an_endpoint_gets_the_question_and_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +179,7 @@ def test_a_request_that_fails_is_none_and_all_of_them_an_error() -> None:
     bad = Original(TASK, "bad")
     with server(answer) as (url, requests, _):
         assert endpoint(url)([bad, RIGHT], (), no_policy) == [None, "fine"]
-        with pytest.raises(AssistantError, match=r"none of 2 requests to http://127.*broken"):
+        with pytest.raises(ChatModelError, match=r"none of 2 requests to http://127.*broken"):
             endpoint(url)([bad, bad], (), no_policy)
     assert len(requests) == 4  # what is wrong with a request does not pass by itself
 
@@ -239,7 +189,7 @@ def test_a_request_without_an_answer_in_time_fails() -> None:
         time.sleep(0.5)
         return 200, "late"
 
-    with server(slow) as (url, requests, _), pytest.raises(AssistantError, match="timed out"):
+    with server(slow) as (url, requests, _), pytest.raises(ChatModelError, match="timed out"):
         endpoint(url, timeout_seconds=0.05, retries=0)([RIGHT], (), no_policy)
     assert len(requests) == 1
 
