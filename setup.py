@@ -20,6 +20,7 @@ setup(
         "math-verify>=0.9",
         "matplotlib",
         "numpy",
+        "openai",
         "pyyaml",
         "reasoning-gym>=0.1.25",
         "rich",

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from spark_megatron.config import Config, parse
+from spark_megatron.checks import parse
+from spark_megatron.config import Config
 from spark_megatron.schema import ConfigError, nearest, setting_names, shown
 from tests.settings import save_shape, typed
 
@@ -49,7 +50,7 @@ def test_an_added_name_that_does_not_exist(tmp_path: Path, override: str, messag
 
 
 def test_a_name_like_no_other_gets_the_names_beside_it(tmp_path: Path) -> None:
-    start = "new.key=1: there is no setting new.key; valid are advantage, checkpoint, correction, curriculum, data, "
+    start = "new.key=1: there is no setting new.key; valid are advantage, assistant, checkpoint, correction, "
     assert refusal(tmp_path, "+new.key=1").startswith(start)
     message = refusal(tmp_path, "+model.qqqqqqqqqqqq=1")
     assert message == (
@@ -121,6 +122,12 @@ OUT_OF_RANGE = {
     "rollout.temperature=0": "rollout.temperature=0.0 must be greater than 0",
     "rollout.temperature=-0.5": "rollout.temperature=-0.5 must be a finite number, 0 or more",
     "checkpoint.keep=0": "checkpoint.keep=0 must be greater than 0",
+    "reward_model.rule_share=1.1": "reward_model.rule_share=1.1 must lie in [0, 1]",
+    "reward_model.tries=0": "reward_model.tries=0 must be greater than 0",
+    "reward_model.anchor=-1": "reward_model.anchor=-1.0 must be a finite number, 0 or more",
+    "reward_model.monitor.drop=-1": "reward_model.monitor.drop=-1.0 must be a finite number, 0 or more",
+    "reward_model.optim.lr=0": "reward_model.optim.lr=0.0 must be greater than 0",
+    "reward_model.optim.betas=[1,0]": "reward_model.optim.betas[0]=1.0 must lie in [0, 1)",
 }
 
 
@@ -131,6 +138,7 @@ def test_a_value_out_of_range(tmp_path: Path, override: str, message: str) -> No
 
 CONTRADICTIONS = {
     "optim.lr=1e-4 optim.min_lr=1e-3": "optim.min_lr=0.001 is greater than optim.lr=0.0001",
+    "reward_model.optim.min_lr=1": "reward_model.optim.min_lr=1.0 is greater than reward_model.optim.lr=1e-05",
     "optim.decay=wsd": "optim.wsd_updates=0 with optim.decay=wsd: the number of last updates over which the rate falls "
     "must be above 0 with wsd, and 0 without",
     "optim.wsd_updates=3": "optim.wsd_updates=3 with optim.decay=constant: the number of last updates over which the "
@@ -200,6 +208,28 @@ def test_the_model_must_fit(tmp_path: Path, overrides: str, shape: dict[str, Any
 def test_a_model_without_grouped_heads_has_one_per_head(tmp_path: Path) -> None:
     folder = save_shape(tmp_path / "other", num_key_value_heads=None)
     assert typed(tmp_path, f"model.path={folder}", "parallel.tensor=2").parallel.tensor == 2
+
+
+COOPER = "trainer.loop={_target_: spark_megatron.trainers.cooper.train}"
+
+
+def test_a_reward_model_must_fit_where_one_is_used(tmp_path: Path) -> None:
+    """The layout, and a directory that is there; nobody looks at it where the loop has none."""
+    wide = save_shape(tmp_path / "wide", num_attention_heads=3, num_key_value_heads=3)
+    for path, told in ((wide, "does not divide the model's 3 attention heads"), (tmp_path, "is not a model directory")):
+        override = f"reward_model.path={path}"
+        message = refusal(tmp_path, COOPER, override)
+        assert told in message
+        assert override in message
+        assert not typed(tmp_path, override).scored
+
+
+def test_a_policy_must_sample(tmp_path: Path) -> None:
+    scorer = save_shape(tmp_path / "scorer", architectures=["Qwen2ForSequenceClassification"])
+    assert refusal(tmp_path, f"model.path={scorer}") == (
+        f"model.path={scorer} has a scalar head and samples nothing: give a language model"
+    )
+    assert typed(tmp_path, COOPER, f"reward_model.path={scorer}").scored
 
 
 @pytest.mark.parametrize("content", [None, "{", "[1]"])

@@ -33,10 +33,9 @@ UNIMPORTED = "spark_megatron.trainers."
 BUILT = (
     "data.source", "data.heldout", "curriculum.order", "curriculum.resample", "objective.kl_estimator",
     "advantage", "policy_loss", "correction", "kl_schedule", "weight_schedule",
-    "recycle", "demonstrations", "verifiers", "label_noise",
+    "recycle", "demonstrations", "verifiers", "label_noise", "assistant", "triples",
 )  # fmt: skip
 """Nodes that are cheap to build, so that their own checks can speak before anything is started."""
-
 _HYDRA_KEYS = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
 _PLAIN = (int, float, bool, str)
 

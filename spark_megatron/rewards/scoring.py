@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import get_args
 
 from spark_megatron.rewards.protocol import Verifier
-from spark_megatron.types import Group, Status, Verdict
+from spark_megatron.types import Group, Rollout, Status, Task, Verdict
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 
@@ -20,6 +20,13 @@ def score_groups(groups: Sequence[Group], verifiers: Mapping[str, Verifier]) -> 
     Raises ValueError for an unknown verifier's name; a failing verifier's error is raised with the task's id.
     """
     return [replace(group, verdicts=_check(group, _find(group.task.verifier, verifiers))) for group in groups]
+
+
+def verdict_of(verifiers: Mapping[str, Verifier], task: Task, response: str) -> Verdict:
+    """The verdict of a finished response, from the verifier that its task names; errors as in ``score_groups``."""
+    rollout = Rollout((), (), response, "stop", -1)
+    [verdict] = _check(Group(task, (), (rollout,)), _find(task.verifier, verifiers))
+    return verdict
 
 
 def training_rewards(group: Group, table: Mapping[Status, float | None]) -> tuple[float | None, ...]:

@@ -20,6 +20,7 @@ from spark_megatron.data.table import TableSource
 from spark_megatron.recycle.pool import Pool
 from spark_megatron.rollout.lengths import ResponseLengths
 from spark_megatron.schema import ConfigError
+from spark_megatron.tracking.hacking import HackingMonitor
 from spark_megatron.trainers.state import RunState, changes, check_fit
 from spark_megatron.types import Group, Rollout, Task
 from tests.settings import save_shape, typed
@@ -51,6 +52,7 @@ def make_parts(tmp_path: Path) -> MakeParts:
             pool=Pool(max_size=None),
             kl_schedule=kl_schedule or Constant(value=0.1),
             lengths=ResponseLengths(),
+            reward_model=None,
             rng=random.Random(1),
         )
 
@@ -196,3 +198,27 @@ def test_everything_else_may_change_and_is_listed(tmp_path: Path, saved: dict[st
         "kl_schedule.start: (not set) -> 0.1",
     ]
     assert {line.partition(" -> ")[0] for line in found} >= {"git: abc", "python: 3.9", "packages.torch: 1.0"}
+
+
+def test_what_is_watched_for_hacking_goes_on(tmp_path: Path, make_parts: MakeParts) -> None:
+    cfg, parts, other = settings(tmp_path), make_parts(), make_parts()
+    for each in (parts, other):
+        each.reward_model = SimpleNamespace(monitor=HackingMonitor(rise=0.1, drop=0.1))
+    monitor = parts.reward_model.monitor
+    monitor.observe(0.5)
+    monitor.evaluated(0.75)
+    monitor.observe(0.75)
+    state = json.loads(json.dumps(RunState(cfg, parts).state_dict()))
+    RunState(cfg, other).load_state_dict(state)
+    assert other.reward_model.monitor.evaluated(0.5) == monitor.evaluated(0.5)
+    assert RunState(cfg, make_parts()).state_dict()["monitor"] is None
+
+
+def test_a_checkpoint_that_does_not_know_a_size_of_the_model_is_gone_on_with(
+    tmp_path: Path, make_parts: MakeParts
+) -> None:
+    """One from before models could have a scalar head."""
+    cfg = settings(tmp_path)
+    state = RunState(cfg, make_parts()).state_dict()
+    del state["model"]["scalar"]
+    check_fit(state, cfg, Path("/run/step"))
