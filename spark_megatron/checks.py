@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from spark_megatron.architecture import FAMILIES, Architecture
-from spark_megatron.config import Config, DataConfig, OptimConfig
+from spark_megatron.config import Config, DataConfig, Node, OptimConfig
 from spark_megatron.schema import ConfigError, build, nearest, shown
 
 
