@@ -15,14 +15,17 @@ setup(
     package_dir={"spark_megatron": "spark_megatron", "spark_megatron.conf": "conf"},
     package_data={"spark_megatron": ["**/*.yaml", "**/*.html", "**/*.jinja"], "spark_megatron.conf": ["**/*.yaml"]},
     install_requires=[
+        "datasets>=4",
         "hydra-core>=1.3",
         "math-verify>=0.9",
         "matplotlib",
         "numpy",
+        "openai",
         "pyyaml",
         "reasoning-gym>=0.1.25",
         "rich",
         "safetensors",
+        "scipy",
         "tensorboard",
         "wandb",
     ],
@@ -38,6 +41,7 @@ setup(
             "spark-eval=spark_megatron.cli.eval:main",
             "spark-report=spark_megatron.cli.report:main",
             "spark-plan=spark_megatron.cli.plan:main",
+            "spark-study=spark_megatron.cli.study:main",
         ]
     },
 )

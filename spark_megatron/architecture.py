@@ -9,6 +9,9 @@ from typing import Any
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Values of ``model_type`` in a Hugging Face config.json that the engine knows."""
 
+SCALAR = "ForSequenceClassification"
+"""How the class names (``architectures``) of models with a scalar head end."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -77,6 +80,8 @@ class Architecture:
     vocab: int
     tied: bool
     """Whether the head is the embedding."""
+    scalar: bool
+    """Whether the head is one score per sequence, read at its last token, rather than logits of the vocabulary."""
     experts: int
     """Of each sparse layer; 0 in a dense model."""
     experts_per_token: int
@@ -92,6 +97,7 @@ class Architecture:
         if config["model_type"] == "qwen3_moe":
             # transformers 5 writes the second name, older ones the first.
             experts = config["num_experts"] if "num_experts" in config else config["num_local_experts"]
+        scalar = any(name.endswith(SCALAR) for name in config.get("architectures") or ())
         dense, step = set(config.get("mlp_only_layers") or ()), config.get("decoder_sparse_step", 1)
         return cls(
             family=config["model_type"],
@@ -102,7 +108,8 @@ class Architecture:
             head_dim=config.get("head_dim") or hidden // heads,
             ffn=config["intermediate_size"],
             vocab=config["vocab_size"],
-            tied=config.get("tie_word_embeddings", False),
+            tied=config.get("tie_word_embeddings", False) and not scalar,
+            scalar=scalar,
             experts=experts,
             experts_per_token=config["num_experts_per_tok"] if experts else 0,
             expert_ffn=config["moe_intermediate_size"] if experts else 0,

@@ -1,4 +1,4 @@
-"""The schema of the settings tree: types and cross-field checks. Values live in conf/, never here.
+"""The schema of the settings tree: types alone. Values live in conf/, checks in ``checks``.
 
 Strategies (advantage, losses, schedules, recycler, verifiers, backends, the loop itself) are ``_target_`` nodes: the
 yaml names the class and its arguments, and ``Node`` fields hold them untouched.
@@ -6,17 +6,10 @@ yaml names the class and its arguments, and ``Node`` fields hold them untouched.
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-
-from spark_megatron.architecture import FAMILIES, Architecture, Layout
-from spark_megatron.schema import ConfigError, build, nearest, shown
+from spark_megatron.architecture import Layout
 from spark_megatron.types import Status
 
 Node = dict[str, Any]
@@ -47,7 +40,16 @@ class ParallelConfig:
 @dataclass(frozen=True)
 class DataConfig:
     source: Node
+    heldout: Node | None
     heldout_share: float
+    max_prompt_tokens: int | None
+    overlong: Literal["drop", "cut"]
+
+
+@dataclass(frozen=True)
+class CurriculumConfig:
+    order: Node
+    resample: Node | None
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,26 @@ class OptimConfig:
 
 
 @dataclass(frozen=True)
+class MonitorConfig:
+    """By how much the mean reward must rise and the held-out accuracy fall to call the reward model hacked."""
+
+    rise: float
+    drop: float
+
+
+@dataclass(frozen=True)
+class RewardModelConfig:
+    path: str
+    score_seed: int
+    update: bool
+    rule_share: float
+    anchor: float
+    tries: int
+    monitor: MonitorConfig
+    optim: OptimConfig
+
+
+@dataclass(frozen=True)
 class EvalConfig:
     items: int
     max_new_tokens: int
@@ -154,6 +176,10 @@ class CheckpointConfig:
     resume: str  # "auto", "never" or the directory of a checkpoint
 
 
+SCORED = ("spark_megatron.trainers.cooper.train", "spark_megatron.trainers.verify_rm.train")
+"""The training loops that have a reward model."""
+
+
 @dataclass(frozen=True)
 class Config:
     name: str
@@ -162,6 +188,7 @@ class Config:
     model: ModelConfig
     parallel: ParallelConfig
     data: DataConfig
+    curriculum: CurriculumConfig
     trainer: TrainerConfig
     rollout: RolloutConfig
     objective: ObjectiveConfig
@@ -177,142 +204,13 @@ class Config:
     weight_schedule: Node
     recycle: Node
     demonstrations: Node
+    reward_model: RewardModelConfig
+    assistant: Node
+    triples: Node
     verifiers: Node
     label_noise: Node
 
-
-def parse(cfg: DictConfig) -> Config:
-    """The typed settings of a composed configuration.
-
-    Raises:
-        ConfigError: an unknown, missing, mistyped or contradictory setting.
-    """
-    try:
-        values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    except MissingMandatoryValue as error:
-        raise ConfigError(f"{error.full_key} is missing: give it a value, {error.full_key}=...") from error
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
-    config: Config = build(values, Config)
-    check(config)
-    return config
-
-
-_POSITIVE = (
-    "parallel.ranks", "parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.expert", "parallel.virtual",
-    "trainer.total_steps", "trainer.tasks_per_step",
-    "trainer.max_tokens_per_microbatch", "rollout.temperature", "rollout.max_new_tokens", "rollout.max_logprob_error",
-    "rollout.probe_prompts", "rollout.probe_tokens", "rollout.probe_every", "objective.updates_per_period",
-    "optim.lr", "optim.eps",
-    "optim.clip_grad", "eval.items", "eval.max_new_tokens", "engine.bucket_mb", "engine.logits_mb",
-    "engine.timeout_s", "checkpoint.keep",
-)  # fmt: skip
-_NOT_NEGATIVE = (
-    "trainer.eval_every", "optim.min_lr", "optim.warmup_updates", "optim.wsd_updates", "optim.weight_decay",
-    "eval.rounds", "tracking.record_groups", "checkpoint.every", "objective.max_staleness", "rollout.compare_every",
-)  # fmt: skip
-
-
-def _check_ranges(config: Config) -> None:
-    for name in _POSITIVE + _NOT_NEGATIVE:
-        group, _, key = name.partition(".")
-        value = getattr(getattr(config, group), key)
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"{name}={value} must be a finite number, 0 or more")
-        if value == 0 and name in _POSITIVE:
-            raise ConfigError(f"{name}={value} must be greater than 0")
-    if config.optim.decay_updates is not None and config.optim.decay_updates <= 0:
-        raise ConfigError(f"optim.decay_updates={config.optim.decay_updates} must be greater than 0, or null")
-    for index, beta in enumerate(config.optim.betas):
-        if not 0 <= beta < 1:
-            raise ConfigError(f"optim.betas[{index}]={beta} must lie in [0, 1)")
-    if not 0 < config.data.heldout_share < 1:
-        raise ConfigError(f"data.heldout_share={config.data.heldout_share} must lie between 0 and 1")
-
-
-def _divides(divisor_name: str, divisor: int, name: str, value: int) -> None:
-    if value % divisor:
-        raise ConfigError(f"{divisor_name}={divisor} does not divide {name}={value}: choose values that divide")
-
-
-def check(config: Config) -> None:
-    """Values out of range and contradictions between settings; ConfigError names both sides."""
-    _check_ranges(config)
-    parallel, trainer, rollout, objective = config.parallel, config.trainer, config.rollout, config.objective
-    _divides("parallel.ranks", parallel.ranks, "trainer.tasks_per_step", trainer.tasks_per_step)
-    if rollout.samples_per_task < 2:
-        raise ConfigError(
-            f"rollout.samples_per_task={rollout.samples_per_task}: a group needs at least 2 rollouts, or every "
-            "advantage is 0"
-        )
-    _check_schedule(config.optim)
-    if objective.pool_size is not None and objective.pool_size < trainer.tasks_per_step:
-        raise ConfigError(
-            f"objective.pool_size={objective.pool_size} is smaller than trainer.tasks_per_step="
-            f"{trainer.tasks_per_step}: the pool could never fill a reward period"
-        )
-    _check_verifiers(config)
-    _check_model(config)
-
-
-def _check_schedule(optim: OptimConfig) -> None:
-    if optim.min_lr > optim.lr:
-        raise ConfigError(f"optim.min_lr={optim.min_lr} is greater than optim.lr={optim.lr}")
-    if (optim.decay == "wsd") != (optim.wsd_updates > 0):
-        raise ConfigError(
-            f"optim.wsd_updates={optim.wsd_updates} with optim.decay={optim.decay}: the number of last updates over "
-            "which the rate falls must be above 0 with wsd, and 0 without"
-        )
-    most = optim.decay_updates
-    if most is not None and optim.wsd_updates > most:
-        raise ConfigError(f"optim.wsd_updates={optim.wsd_updates} is greater than optim.decay_updates={most}")
-
-
-def _check_verifiers(config: Config) -> None:
-    nodes = {"data.source.verifier": config.data.source, "recycle.judge_verifier": config.recycle}
-    nodes["demonstrations.judge_verifier"] = config.demonstrations
-    for name, node in nodes.items():
-        verifier = node.get(name.rpartition(".")[2])
-        if verifier is not None and verifier not in config.verifiers:
-            raise ConfigError(
-                f"{name}={shown(verifier)} is no key of verifiers{nearest(str(verifier), config.verifiers)}"
-            )
-
-
-def described(setting: str, file: Path) -> tuple[Architecture, int]:
-    """The sizes in a config.json of a known family, and the most tokens that the model takes.
-
-    Raises:
-        ConfigError: names ``setting`` ("name=value"), the file, and what is wrong with it.
-    """
-    if not file.is_file():
-        raise ConfigError(f"{setting} is not a model directory: {file} does not exist")
-    try:
-        found = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{setting}: {file} holds no JSON object: {error}") from error
-    if found.get("model_type") not in FAMILIES:
-        raise ConfigError(
-            f"{setting}: {file} has model_type={found.get('model_type')}; supported are {', '.join(FAMILIES)}"
-        )
-    try:
-        return Architecture.of(found), found["max_position_embeddings"]
-    except KeyError as error:
-        raise ConfigError(f"{setting}: {file} has no {error.args[0]}: give a Hugging Face model directory") from error
-
-
-def _check_model(config: Config) -> None:
-    """The layout against the number of ranks and the model's sizes, which its config.json has."""
-    setting, file = f"model.path={config.model.path}", Path(config.model.path) / "config.json"
-    model, longest = described(setting, file)
-    try:
-        config.parallel.layout.data(config.parallel.ranks)
-        model.check(config.parallel.layout)
-    except ValueError as error:
-        raise ConfigError(f"{error} ({setting})") from error
-    new = config.rollout.max_new_tokens
-    if new >= longest:
-        raise ConfigError(
-            f"rollout.max_new_tokens={new} leaves no room for a prompt: the model takes {longest} tokens "
-            f"(max_position_embeddings of {file})"
-        )
+    @property
+    def scored(self) -> bool:
+        """Whether the training loop works with the reward model."""
+        return self.trainer.loop.get("_target_") in SCORED

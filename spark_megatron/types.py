@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 if TYPE_CHECKING:
     import torch
@@ -20,16 +20,21 @@ TASK_KINDS: tuple[TaskKind, ...] = ("solve", "judge_one", "judge_pair", "reflect
 Status = Literal["ok", "unparsed", "truncated", "timeout", "error"]
 
 
+Turn = tuple[str, str]
+"""A role ("system", "user" or "assistant") and what it says."""
+
+
 @dataclass(frozen=True)
 class Task:
     """A prompt with a way to check its answer.
 
-    ``prompt`` is the user's turn as plain text (the chat template is applied when it is encoded), ``answer`` the gold
-    answer, ``verifier`` the name of the verifier (a key of the ``verifiers`` settings) that compares the two.
-    ``question`` is the original question without any instruction; recycled tasks keep the one they came from.
-    ``source`` is the id of the task that a recycled one was made from ("" for an original task), ``shown`` the
-    answer or answers that a judge or reflection prompt displays. ``labels`` are the verdicts that a judge task offers:
-    (the shown answer is right, it is wrong), or (the first is right, the second is).
+    ``prompt`` is the user's turn as plain text (the chat template is applied when it is encoded), ``context`` the turns
+    before it, a system prompt above all. ``answer`` is the gold answer, ``verifier`` the name of the verifier (a key of
+    the ``verifiers`` settings) that compares the two. ``question`` is the original question without any instruction;
+    recycled tasks keep the one they came from. ``source`` is the id of the task that a recycled one was made from (""
+    for an original task), ``shown`` the answer or answers that a judge or reflection prompt displays. ``labels`` are
+    the verdicts that a judge task offers: (the shown answer is right, it is wrong), or (the first is right, the second
+    is).
     """
 
     id: str
@@ -41,6 +46,7 @@ class Task:
     source: str = ""
     shown: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    context: tuple[Turn, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,18 +109,71 @@ class Sample:
     weight_version: int = -1
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Texts that a reward model learns from: ``right`` shall score high and ``wrong`` low.
+
+    Either may be empty, for a text that is only labelled.
+    """
+
+    right: tuple[int, ...]
+    wrong: tuple[int, ...]
+
+
 @dataclass
-class Batch:
-    """A micro-batch: sequences packed one behind the other, without padding.
+class Sequences:
+    """Sequences packed one behind the other, without padding: what the layers of a model see of a micro-batch."""
+
+    BESIDE: ClassVar[frozenset[str]] = frozenset({"cu_seqlens"})
+    """The fields that are not [tokens]."""
+
+    cu_seqlens: torch.Tensor
+    """int32 [sequences + 1]: sequence i holds the positions ``cu_seqlens[i]`` to ``cu_seqlens[i + 1]``."""
+    tokens: torch.Tensor
+
+    def per_token(self) -> dict[str, torch.Tensor]:
+        """The [tokens] tensors that are there, by name."""
+        return {name: x for name, x in self._tensors().items() if name not in self.BESIDE}
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch with its tensors on ``device``."""
+        return type(self)(**{name: x.to(device) for name, x in self._tensors().items()})
+
+    def emptied(self) -> Self:
+        """One sequence of two tokens that trains nothing, with every tensor that is there."""
+        tensors = {name: x.new_zeros(2) if name not in self.BESIDE else x[:0] for name, x in self._tensors().items()}
+        return type(self)(**(tensors | {"cu_seqlens": self.cu_seqlens.new_tensor([0, 2])}))
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: x for name, x in given.items() if x is not None}
+
+
+@dataclass
+class Comparisons(Sequences):
+    """A micro-batch for a reward model, which gives each sequence one score.
+
+    Term k of the loss says that sequence ``better[k]`` shall score higher than sequence ``worse[k]``; -1 stands for a
+    score of 0, so that a label is a comparison too: of a right text with 0, or of 0 with a wrong one. Both sequences of
+    a term are in the same micro-batch. ``weight`` is settled over the whole step, so that its loss is a plain sum.
+    """
+
+    BESIDE: ClassVar[frozenset[str]] = Sequences.BESIDE | {"better", "worse", "weight"}
+
+    better: torch.Tensor
+    worse: torch.Tensor
+    weight: torch.Tensor
+
+
+@dataclass
+class Batch(Sequences):
+    """A micro-batch for a language model.
 
     All tensors but ``cu_seqlens`` are [tokens]; position t predicts ``labels[t]``, the next token of its sequence.
     ``weight`` is ``coef_c / N_c`` on trained positions and 0 elsewhere, so that the loss of a step is a plain sum.
     ``kl_weight`` is ``1 / N`` over all trained policy-gradient tokens of the step.
     """
 
-    cu_seqlens: torch.Tensor
-    """int32 [sequences + 1]: sequence i holds the positions ``cu_seqlens[i]`` to ``cu_seqlens[i + 1]``."""
-    tokens: torch.Tensor
     labels: torch.Tensor
     weight: torch.Tensor
     kl_weight: torch.Tensor
@@ -133,15 +192,6 @@ class Batch:
     def trained(self) -> torch.Tensor:
         """Bool [tokens]: positions that take part in the loss."""
         return (self.weight != 0) | (self.kl_weight != 0)
-
-    def per_token(self) -> dict[str, torch.Tensor]:
-        """The [tokens] tensors that are there, by name."""
-        names = (f.name for f in fields(self) if f.name != "cu_seqlens")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-    def to(self, device: torch.device) -> Batch:
-        """The same batch with its tensors on ``device``."""
-        return Batch(self.cu_seqlens.to(device), **{name: x.to(device) for name, x in self.per_token().items()})
 
 
 Metrics = dict[str, float]

@@ -10,8 +10,9 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from spark_megatron.checks import parse
 from spark_megatron.cli.compose import compose_config
-from spark_megatron.config import Config, parse
+from spark_megatron.config import Config
 
 SHAPE = {
     "model_type": "qwen2",

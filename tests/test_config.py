@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from spark_megatron.config import Config, parse
+from spark_megatron.checks import parse
+from spark_megatron.config import Config
 from spark_megatron.schema import ConfigError, nearest, setting_names, shown
 from tests.settings import save_shape, typed
 
@@ -49,7 +50,7 @@ def test_an_added_name_that_does_not_exist(tmp_path: Path, override: str, messag
 
 
 def test_a_name_like_no_other_gets_the_names_beside_it(tmp_path: Path) -> None:
-    start = "new.key=1: there is no setting new.key; valid are advantage, checkpoint, correction, data, "
+    start = "new.key=1: there is no setting new.key; valid are advantage, assistant, checkpoint, correction, "
     assert refusal(tmp_path, "+new.key=1").startswith(start)
     message = refusal(tmp_path, "+model.qqqqqqqqqqqq=1")
     assert message == (
@@ -102,6 +103,10 @@ def test_a_value_of_another_type(tmp_path: Path, override: str, message: str) ->
 OUT_OF_RANGE = {
     "rollout.samples_per_task=1": "rollout.samples_per_task=1: a group needs at least 2 rollouts, or every "
     "advantage is 0",
+    "data.max_prompt_tokens=0": "data.max_prompt_tokens=0 must be greater than 0, or null",
+    "data.heldout={}": "data.heldout_share=0.3 with data.heldout: the held-out tasks come from there; set the share to "
+    "0, or data.heldout to null",
+    "data.overlong=cuts": "data.overlong=cuts is not a choice; did you mean cut?",
     "data.heldout_share=0": "data.heldout_share=0.0 must lie between 0 and 1",
     "data.heldout_share=1": "data.heldout_share=1.0 must lie between 0 and 1",
     "data.heldout_share=nan": "data.heldout_share=nan must lie between 0 and 1",
@@ -117,6 +122,12 @@ OUT_OF_RANGE = {
     "rollout.temperature=0": "rollout.temperature=0.0 must be greater than 0",
     "rollout.temperature=-0.5": "rollout.temperature=-0.5 must be a finite number, 0 or more",
     "checkpoint.keep=0": "checkpoint.keep=0 must be greater than 0",
+    "reward_model.rule_share=1.1": "reward_model.rule_share=1.1 must lie in [0, 1]",
+    "reward_model.tries=0": "reward_model.tries=0 must be greater than 0",
+    "reward_model.anchor=-1": "reward_model.anchor=-1.0 must be a finite number, 0 or more",
+    "reward_model.monitor.drop=-1": "reward_model.monitor.drop=-1.0 must be a finite number, 0 or more",
+    "reward_model.optim.lr=0": "reward_model.optim.lr=0.0 must be greater than 0",
+    "reward_model.optim.betas=[1,0]": "reward_model.optim.betas[0]=1.0 must lie in [0, 1)",
 }
 
 
@@ -127,6 +138,7 @@ def test_a_value_out_of_range(tmp_path: Path, override: str, message: str) -> No
 
 CONTRADICTIONS = {
     "optim.lr=1e-4 optim.min_lr=1e-3": "optim.min_lr=0.001 is greater than optim.lr=0.0001",
+    "reward_model.optim.min_lr=1": "reward_model.optim.min_lr=1.0 is greater than reward_model.optim.lr=1e-05",
     "optim.decay=wsd": "optim.wsd_updates=0 with optim.decay=wsd: the number of last updates over which the rate falls "
     "must be above 0 with wsd, and 0 without",
     "optim.wsd_updates=3": "optim.wsd_updates=3 with optim.decay=constant: the number of last updates over which the "
@@ -198,6 +210,28 @@ def test_a_model_without_grouped_heads_has_one_per_head(tmp_path: Path) -> None:
     assert typed(tmp_path, f"model.path={folder}", "parallel.tensor=2").parallel.tensor == 2
 
 
+COOPER = "trainer.loop={_target_: spark_megatron.trainers.cooper.train}"
+
+
+def test_a_reward_model_must_fit_where_one_is_used(tmp_path: Path) -> None:
+    """The layout, and a directory that is there; nobody looks at it where the loop has none."""
+    wide = save_shape(tmp_path / "wide", num_attention_heads=3, num_key_value_heads=3)
+    for path, told in ((wide, "does not divide the model's 3 attention heads"), (tmp_path, "is not a model directory")):
+        override = f"reward_model.path={path}"
+        message = refusal(tmp_path, COOPER, override)
+        assert told in message
+        assert override in message
+        assert not typed(tmp_path, override).scored
+
+
+def test_a_policy_must_sample(tmp_path: Path) -> None:
+    scorer = save_shape(tmp_path / "scorer", architectures=["Qwen2ForSequenceClassification"])
+    assert refusal(tmp_path, f"model.path={scorer}") == (
+        f"model.path={scorer} has a scalar head and samples nothing: give a language model"
+    )
+    assert typed(tmp_path, COOPER, f"reward_model.path={scorer}").scored
+
+
 @pytest.mark.parametrize("content", [None, "{", "[1]"])
 def test_a_folder_without_a_model(tmp_path: Path, content: str | None) -> None:
     if content is not None:
@@ -230,3 +264,18 @@ def test_all_names_of_settings() -> None:
 def test_values_are_shown_as_in_yaml_and_on_a_line() -> None:
     assert [shown(value) for value in (None, True, 1.5, "text", [1, 2])] == ["null", "true", "1.5", "text", "[1, 2]"]
     assert shown("x" * 200) == "x" * 77 + "..."
+
+
+def test_prompts_and_responses_must_fit_the_model_together(tmp_path: Path) -> None:
+    assert typed(tmp_path, "data.max_prompt_tokens=448", "rollout.max_new_tokens=64").data.max_prompt_tokens == 448
+    message = refusal(tmp_path, "data.max_prompt_tokens=449", "rollout.max_new_tokens=64")
+    assert message.startswith("data.max_prompt_tokens=449 and rollout.max_new_tokens=64 are more than the 512 tokens")
+
+
+def test_verifiers_of_sources_inside_of_others_are_checked(tmp_path: Path) -> None:
+    inner = (
+        "data.source={_target_: x, sources: {one: {_target_: y, verifier: math}, two: {_target_: y, verifier: maths}}}"
+    )
+    assert refusal(tmp_path, inner.replace(": ", ":")) == (
+        "data.source.sources.two.verifier=maths is no key of verifiers; did you mean math?"
+    )

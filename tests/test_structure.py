@@ -19,13 +19,15 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "spark_megatron"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"types", "schema", "config", "runtime", "paths", "architecture", "slices"}
+BASE = {"types", "schema", "config", "checks", "runtime", "paths", "architecture", "slices"}
 SIDE_BY_SIDE = {"data", "algos", "recycle", "rewards", "tracking"}
 LAYERS = [BASE, SIDE_BY_SIDE, {"engine", "rollout"}, {"hybrid", "eval", "report"}, {"trainers"}, {"cli"}]
 """From the bottom to the top. A package may import those of lower layers, and none of its own layer ..."""
 ALSO = {
+    ("checks", "config"),
+    ("checks", "schema"),
+    ("checks", "architecture"),
     ("config", "types"),
-    ("config", "schema"),
     ("config", "architecture"),
     ("data", "recycle"),
     ("data", "rewards"),

@@ -12,8 +12,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from spark_megatron.checks import parse
 from spark_megatron.cli.nodes import check_nodes
-from spark_megatron.config import Config, parse
+from spark_megatron.config import Config
 from spark_megatron.paths import conf_dir
 from spark_megatron.rollout.fit import check_backend
 from spark_megatron.schema import ConfigError, nearest

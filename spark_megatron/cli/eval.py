@@ -115,6 +115,7 @@ def evaluate(config: EvaluationConfig) -> None:
     from hydra.utils import instantiate
     from transformers import AutoTokenizer
 
+    from spark_megatron.data.curriculum import Shuffled
     from spark_megatron.data.stream import TaskStream
     from spark_megatron.eval.benchmarks import Questions
     from spark_megatron.eval.evaluation import Evaluator
@@ -125,7 +126,13 @@ def evaluate(config: EvaluationConfig) -> None:
     benchmarks: dict[str, Any] = instantiate(config.benchmark)
     questions = {name: found.tasks for name, found in benchmarks.items() if isinstance(found, Questions)}
     if config.items:
-        stream = TaskStream(source=instantiate(config.data.source), seed=0, heldout_share=config.data.heldout_share)
+        stream = TaskStream(
+            source=instantiate(config.data.source),
+            seed=0,
+            heldout_share=config.data.heldout_share,
+            order=Shuffled(),
+            heldout_source=instantiate(config.data.heldout),
+        )
         questions = {"held-out": stream.heldout(config.items), **questions}
     runtime.say("starting the sampler")
     sampler = instantiate(

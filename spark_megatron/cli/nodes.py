@@ -31,8 +31,9 @@ UNIMPORTED = "spark_megatron.trainers."
 """Modules that need all of megatron-core, too slow to import for a check: their source is read instead."""
 
 BUILT = (
-    "data.source", "objective.kl_estimator", "advantage", "policy_loss", "correction", "kl_schedule", "weight_schedule",
-    "recycle", "demonstrations", "verifiers", "label_noise",
+    "data.source", "data.heldout", "curriculum.order", "curriculum.resample", "objective.kl_estimator",
+    "advantage", "policy_loss", "correction", "kl_schedule", "weight_schedule",
+    "recycle", "demonstrations", "verifiers", "label_noise", "assistant", "triples",
 )  # fmt: skip
 """Nodes that are cheap to build, so that their own checks can speak before anything is started."""
 
@@ -63,7 +64,9 @@ def check_nodes(values: Mapping[str, Any], built: Sequence[str] = BUILT) -> None
     for name, node in _nodes(values, ""):
         _check_node(name, node)
     for name in built:
-        _try_to_build(name, _select(values, name))
+        node = _select(values, name)
+        if node is not None:
+            _try_to_build(name, node)
 
 
 def _nodes(value: Any, name: str) -> Iterator[tuple[str, Node]]:
@@ -180,7 +183,7 @@ def _located(name: str, error: BaseException) -> str:
     text = _line(error)
     if text.startswith(f"{name}."):
         return text
-    return f"{name}.{text}" if re.match(r"\w+=", text) else f"{name}: {text}"
+    return f"{name}.{text}" if re.match(r"[\w.]+=", text) else f"{name}: {text}"
 
 
 def _line(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from rich.table import Table
 from yaml import YAMLError
 
 from spark_megatron.architecture import Architecture, Layout
-from spark_megatron.config import described
+from spark_megatron.checks import described
 from spark_megatron.engine.weights.table import elements, table
 from spark_megatron.hybrid.plan import Ranks, Sides, plan
 from spark_megatron.hybrid.traffic import BETWEEN, FORWARDED, INSIDE, Traffic, traffic

@@ -7,8 +7,8 @@ import random
 import re
 from collections.abc import Mapping
 
-from spark_megatron.data.distractors import near_miss
 from spark_megatron.recycle.candidates import Candidate
+from spark_megatron.recycle.distractors import near_miss
 from spark_megatron.recycle.pairwise import pairwise_task
 from spark_megatron.recycle.pointwise import pointwise_task
 from spark_megatron.recycle.reflection import reflection_task
@@ -91,12 +91,12 @@ class Demonstrations:
             return task, _response(values, str(values[-1]))
         slipped = str(self._demonstrator.running_values(task.question, rng)[-1])
         own = rng.random() < 0.5 and slipped != task.answer
-        wrong = _candidate(task, slipped if own else near_miss(task.answer, rng), rng)
+        wrong = candidate(task, slipped if own else near_miss(task.answer, rng), rng)
         if kind == "reflect":
             view: View = "cot" if rng.random() < self._cot_share else "answer"
             item = reflection_task(task, wrong, template=self._bank.reflect.draw(rng, view), view=view)
             return item, _response(values, str(values[-1]))
-        right = _candidate(task, task.answer, rng)
+        right = candidate(task, task.answer, rng)
         if kind == "judge_one":
             shown = rng.choice((right, wrong))
             template = self._bank.judge_one.draw(rng, self._view)
@@ -133,7 +133,7 @@ def _response(values: list[int], boxed: str) -> str:
     return " " + " ".join([*map(str, values[1:]), f"\\boxed{{{space}{boxed}}}"])
 
 
-def _candidate(task: Task, answer: str, rng: random.Random) -> Candidate:
+def candidate(task: Task, answer: str, rng: random.Random) -> Candidate:
     """A solution that ends in ``answer``: the true working, off at one step and from there on where it is wrong."""
     first, steps = _parse(task.question)
     exact = list(itertools.accumulate(steps, initial=first))

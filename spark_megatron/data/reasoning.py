@@ -11,7 +11,7 @@ import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
 from spark_megatron.data.sources import check_instruction, distinct, solve_task
-from spark_megatron.types import Task
+from spark_megatron.types import Task, Turn
 
 
 class ReasoningSource:
@@ -19,11 +19,20 @@ class ReasoningSource:
 
     ``dataset`` is its name, ``params`` its own settings (without seed and size). ``question_from`` is "question", or
     the key of an item's metadata that holds a bare question ("expression" for chain_sum). ``instruction`` is the
-    prompt, with the field ``{question}``; ``verifier`` the name of the tasks' verifier.
+    prompt, with the field ``{question}`` (null: the question alone); ``system`` goes before it (null: nothing);
+    ``verifier`` is the name of the tasks' verifier.
     """
 
     def __init__(
-        self, *, dataset: str, params: Mapping[str, Any], size: int, question_from: str, instruction: str, verifier: str
+        self,
+        *,
+        dataset: str,
+        params: Mapping[str, Any],
+        size: int,
+        question_from: str,
+        instruction: str | None,
+        system: str | None,
+        verifier: str,
     ) -> None:
         if size < 1:
             raise ValueError(f"size={size}: must be at least 1")
@@ -32,11 +41,13 @@ class ReasoningSource:
         check_instruction(instruction)
         self._dataset, self._params, self._size = dataset, dict(params), size
         self._question_from, self._instruction, self._verifier = question_from, instruction, verifier
+        self._context: tuple[Turn, ...] = () if system is None else (("system", system),)
         self._generator(seed=0)
 
     @property
     def fingerprint(self) -> str:
-        settings = (self._dataset, sorted(self._params.items()), self._size, self._question_from, self._instruction)
+        settings: tuple[object, ...] = (self._dataset, sorted(self._params.items()), self._size, self._question_from)
+        settings += (self._instruction, *self._context)
         return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
     def tasks(self, key: str) -> list[Task]:
@@ -63,4 +74,10 @@ class ReasoningSource:
             raise ValueError(f"question_from={self._question_from!r}: no such text in {self._dataset!r}; it has {keys}")
         if not isinstance(answer, str) or not answer.strip():
             raise ValueError(f"dataset={self._dataset!r}: an item has no answer text: {question[:80]!r}")
-        return solve_task(question, answer.strip(), instruction=self._instruction, verifier=self._verifier)
+        return solve_task(
+            question,
+            answer.strip(),
+            instruction=self._instruction,
+            verifier=self._verifier,
+            context=self._context,
+        )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from spark_megatron.data.split import question_hash
 from spark_megatron.recycle.templates import fill
-from spark_megatron.types import Task
+from spark_megatron.types import Task, Turn
 
 
 class TaskSource(Protocol):
@@ -22,16 +23,23 @@ class TaskSource(Protocol):
         ...
 
 
-def check_instruction(instruction: str) -> None:
-    """Raises ValueError unless the instruction has the field ``{question}``."""
-    if "{question}" not in instruction:
+def check_instruction(instruction: str | None) -> None:
+    """Raises ValueError unless the instruction has the field ``{question}``, or is None: the question alone."""
+    if instruction is not None and "{question}" not in instruction:
         raise ValueError(f"instruction={instruction!r}: must contain {{question}}")
 
 
-def solve_task(question: str, answer: str, *, instruction: str, verifier: str) -> Task:
-    """The task to solve ``question``; equal questions have equal ids."""
-    prompt = fill(instruction, {"question": question})
-    return Task(question_hash(question)[:16], "solve", prompt, answer, verifier, question)
+def solve_task(
+    question: str, answer: str, *, instruction: str | None, verifier: str, context: Sequence[Turn] = ()
+) -> Task:
+    """The task to solve ``question``, after the turns of ``context``; equal questions have equal ids.
+
+    Where earlier turns of a conversation belong to it, they are part of what a judge is shown as the question.
+    """
+    prompt = question if instruction is None else fill(instruction, {"question": question})
+    earlier = [f"{role}: {text}" for role, text in context if role != "system"]
+    whole = "\n\n".join([*earlier, f"user: {question}"]) if earlier else question
+    return Task(question_hash(whole)[:16], "solve", prompt, answer, verifier, whole, context=tuple(context))
 
 
 def distinct(tasks: list[Task]) -> list[Task]:

@@ -7,33 +7,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.distributed as dist
-from megatron.core.tensor_parallel.mappings import (
-    copy_to_tensor_model_parallel_region,
-    gather_from_sequence_parallel_region,
-)
 from torch import Tensor
 
-from spark_megatron.data.packing import pack
 from spark_megatron.engine import model as models
 from spark_megatron.engine import optim, platform, schedule
+from spark_megatron.engine.heads import Head, ScoreHead, VocabularyHead
 from spark_megatron.engine.local import Local, place
-from spark_megatron.engine.logprobs import linear_logprobs
 from spark_megatron.engine.modules import Decoder
 from spark_megatron.engine.offload import Away, optimizer_state
 from spark_megatron.engine.parallel import Parallel
 from spark_megatron.engine.weights.placement import Placement
 from spark_megatron.engine.weights.stream import Bucket, export_hf, load_hf, save_hf
 from spark_megatron.runtime import combine, gather
-from spark_megatron.types import Batch
+from spark_megatron.types import Batch, Comparisons, Sequences
 
-Loss = Callable[[Tensor, Tensor, Batch], tuple[Tensor, dict[str, Tensor]]]
-"""(log-probs, entropies, micro-batch), all [tokens] -> (scalar to minimise, detached sums to report)."""
+Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+"""(what the head reads: log-probs and entropies [tokens], or scores [sequences]; micro-batch) -> (scalar to minimise,
+detached sums to report)."""
 
 Memory = Literal["optimizer", "gradients", "parameters"]
 """The parts of the training state, in the order in which they are best released."""
@@ -43,7 +38,7 @@ Snapshot = dict[str, Tensor]
 
 
 class Engine:
-    """A decoder model on megatron-core with its optimizer.
+    """A decoder model on megatron-core with its optimizer: a language model, or a scorer of sequences.
 
     Args:
         directory: HF model directory to load.
@@ -52,6 +47,8 @@ class Engine:
         settings: optimizer and learning-rate schedule.
         bucket_bytes: size of the pieces in which weights are exported.
         logits_bytes: memory that the logits of one piece of a micro-batch may take.
+        score_seed: None for the head that the directory has. A number puts a scalar head on a language model, drawn
+            with this seed; a directory with a scalar head keeps its own.
     """
 
     def __init__(
@@ -63,17 +60,23 @@ class Engine:
         *,
         bucket_bytes: int,
         logits_bytes: int,
+        score_seed: int | None = None,
     ) -> None:
         self.directory, self.parallel, self.settings = Path(directory), parallel, settings
-        self.bucket_bytes, self.logits_bytes = bucket_bytes, logits_bytes
-        self.hf = models.read_config(directory)
+        self.bucket_bytes = bucket_bytes
+        self.hf = models.read_config(directory, scalar=score_seed is not None)
         modules = models.build(self.hf, parallel, dtype)
         self.placement = Placement(self.hf, modules, parallel)
-        load_hf(self.placement, directory)
+        load_hf(self.placement, directory, {} if score_seed is None else models.drawn_head(self.hf, score_seed))
         optim.freeze(self.placement, settings.frozen)
         self.chunks = optim.data_parallel(modules)
         self.optimizer = optim.optimizer(self.chunks, settings, dtype)
         self.lr_schedule = optim.lr_schedule(self.optimizer, settings)
+        self.head: Head = (
+            ScoreHead(modules[-1], parallel)
+            if self.placement.model.scalar
+            else VocabularyHead(modules[-1], parallel, self.hf.vocab_size, logits_bytes)
+        )
         parameters = list(self._parameters().values())
         self._memory: dict[Memory, Away] = {
             "optimizer": Away(lambda: optimizer_state(self.optimizer, parameters), keep=True),
@@ -84,24 +87,7 @@ class Engine:
         self.skipped_updates = 0
         """Updates whose gradient was not finite, since the start of the run."""
 
-    def _logprobs(self, local: Local, hidden: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of this rank's tokens from the hidden states [tokens (/ tp), 1, hidden size]."""
-        hidden = hidden.squeeze(1)
-        if self.parallel.layout.sequence:
-            hidden = gather_from_sequence_parallel_region(hidden)
-        else:
-            hidden = copy_to_tensor_model_parallel_region(hidden)
-        return linear_logprobs(
-            hidden,
-            self.modules[-1].head(),
-            local.batch.labels,
-            group=self.parallel.tensor_group,
-            vocab_size=self.hf.vocab_size,
-            temperature=temperature,
-            logits_bytes=self.logits_bytes,
-        )
-
-    def _place(self, batches: Sequence[Batch]) -> list[Local]:
+    def _place(self, batches: Sequence[Sequences]) -> list[Local]:
         """This rank's part of each micro-batch, and as many empty ones as the layout needs.
 
         Expert parallelism exchanges tokens between data ranks within every micro-batch, so that all need the same
@@ -114,27 +100,31 @@ class Engine:
             count = int(most)
         if layout.virtual > 1:
             count = -(-count // layout.pipeline) * layout.pipeline
-        return place([*batches, *[_empty_like(batches[0])] * (count - len(batches))], self.parallel)
+        return place([*batches, *[batches[0].emptied()] * (count - len(batches))], self.parallel)
 
     def logprobs(self, batches: Sequence[Batch], temperature: float) -> list[Tensor]:
         """Log-probs of the labels, [tokens] per micro-batch, fp32, on every rank that shares the batches."""
+        return self._values(batches, temperature)
+
+    def scores(self, batches: Sequence[Comparisons]) -> list[Tensor]:
+        """Scores (logits), [sequences] per micro-batch, fp32, on every rank that shares the batches."""
+        return self._values(batches, temperature=1.0)
+
+    def _values(self, batches: Sequence[Sequences], temperature: float) -> list[Tensor]:
         for chunk in self.chunks:
             chunk.eval()
         locals_ = self._place(batches)
-        outputs = schedule.forward(
-            self.chunks, locals_, lambda local, hidden: self._logprobs(local, hidden, temperature)[0]
-        )
+        outputs = schedule.forward(self.chunks, locals_, lambda local, hidden: self.head(local, hidden, temperature)[0])
         if self.parallel.last_stage:
-            group = self.parallel.context_group
-            results = [local.gather(x, group) for local, x in zip(locals_, outputs, strict=True)][: len(batches)]
+            results = [self.head.whole(local, x) for local, x in zip(locals_, outputs, strict=True)][: len(batches)]
         else:
-            results = [torch.empty(len(b.tokens), device=b.tokens.device) for b in batches]
+            results = [torch.empty(self.head.size(b), device=b.tokens.device) for b in batches]
         if self.parallel.layout.pipeline > 1:
             for result in results:
                 dist.broadcast(result, self.parallel.last_stage_rank(), group=self.parallel.pipeline_group)
         return results
 
-    def update(self, batches: Sequence[Batch], loss: Loss, temperature: float) -> dict[str, float]:
+    def update(self, batches: Sequence[Sequences], loss: Loss, temperature: float) -> dict[str, float]:
         """One optimiser step on micro-batches whose weights are already global.
 
         An update whose gradient is not finite leaves weights, optimizer and learning rate as they are.
@@ -157,7 +147,7 @@ class Engine:
         """The optimizer's state on the device: hold this wherever it is read or written."""
         return self._memory["optimizer"].present() if self.settings.offload else contextlib.nullcontext()
 
-    def accumulate(self, batches: Sequence[Batch], loss: Loss, temperature: float) -> dict[str, float]:
+    def accumulate(self, batches: Sequence[Sequences], loss: Loss, temperature: float) -> dict[str, float]:
         """Fill the gradient buffers with the gradient of the loss over all ranks; the statistics of ``update``."""
         for chunk in self.chunks:
             chunk.train()
@@ -165,11 +155,11 @@ class Engine:
         self.optimizer.zero_grad()
 
         def from_hidden(local: Local, hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            return loss(*self._logprobs(local, hidden, temperature), local.batch)
+            return loss(*self.head(local, hidden, temperature), local.batch)
 
         stats = schedule.forward_backward(self.chunks, self.parallel.data, self._place(batches), from_hidden)
-        one_per_data_rank = [] if self.parallel.tensor_rank else stats
-        sums = combine({key: float(value) for key, value in s.items()} for s in one_per_data_rank)
+        told_already = self.parallel.tensor_rank > 0 or (self.head.shared and self.parallel.context_rank > 0)
+        sums = combine({key: float(value) for key, value in s.items()} for s in ([] if told_already else stats))
         return combine(gather(sums))
 
     def release(self, what: Memory) -> int:
@@ -223,11 +213,3 @@ class Engine:
     def save_hf(self, directory: str | Path) -> None:
         """Write a HF directory that transformers and vLLM load: weights, config and tokenizer. A collective."""
         save_hf(self.placement, self.directory, Path(directory), self.bucket_bytes)
-
-
-def _empty_like(batch: Batch) -> Batch:
-    """A micro-batch that trains nothing and has every tensor that ``batch`` has."""
-    empty = pack([], {}, 0).to(batch.tokens.device)
-    given = empty.per_token()
-    more = {name: x.new_zeros(len(empty.tokens)) for name, x in batch.per_token().items() if name not in given}
-    return replace(empty, **more)

@@ -9,7 +9,7 @@ rank must divide by the tensor-parallel degree: a sequence of padding at the end
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from spark_megatron.engine.parallel import Parallel
-from spark_megatron.types import Batch
+from spark_megatron.types import Sequences
 
 SIMILAR = 0.75
 """Sequences attend side by side in one call if the shortest has at least this share of the longest one's length."""
@@ -54,11 +54,13 @@ class Packed(PackedSeqParams):
 @dataclass(frozen=True)
 class Local:
     """This rank's tokens of a micro-batch. ``sources`` [context ranks, tokens] says which tokens of the whole batch
-    each context rank holds (-1: padding)."""
+    each context rank holds (-1: padding), ``ends`` [sequences] where among this rank's tokens a sequence's last one is
+    (-1: with another rank)."""
 
-    batch: Batch
+    batch: Sequences
     packed: Packed
     sources: Tensor
+    ends: Tensor
     whole: int
 
     def gather(self, values: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -73,7 +75,7 @@ class Local:
         return out
 
 
-def place(batches: Sequence[Batch], parallel: Parallel) -> list[Local]:
+def place(batches: Sequence[Sequences], parallel: Parallel) -> list[Local]:
     """This rank's part of each micro-batch under the layout of ``parallel``.
 
     Interleaved pipelines get all micro-batches of the same size, see ``model.transformer_config``.
@@ -85,15 +87,16 @@ def place(batches: Sequence[Batch], parallel: Parallel) -> list[Local]:
     return [cut(batch, layout.context, parallel.context_rank, multiple, total) for batch in batches]
 
 
-def cut(batch: Batch, context: int, rank: int, multiple: int, total: int = 0) -> Local:
+def cut(batch: Sequences, context: int, rank: int, multiple: int, total: int = 0) -> Local:
     """The part of context rank ``rank`` of ``context``.
 
     Its number of tokens divides by ``multiple``; that of all context ranks together is at least ``total``.
     """
     lengths, padded = _padded(batch, context, multiple, total)
     positions = _positions(padded, context)
-    starts = torch.tensor([0, *lengths]).cumsum(0)[:-1].repeat_interleave(torch.tensor(padded) // context)
-    limits = torch.tensor(lengths).repeat_interleave(torch.tensor(padded) // context)
+    sequences = torch.arange(len(padded)).repeat_interleave(torch.tensor(padded) // context)
+    starts = torch.tensor([0, *lengths]).cumsum(0)[:-1][sequences]
+    limits = torch.tensor(lengths)[sequences]
     sources = torch.where(positions < limits, starts + positions, -1)
     cu_seqlens = torch.tensor([0, *padded]).cumsum(0)
     device = batch.tokens.device
@@ -110,10 +113,12 @@ def cut(batch: Batch, context: int, rank: int, multiple: int, total: int = 0) ->
         positions=positions[rank].to(device),
     )
     local = _take(batch, sources[rank].to(device), (cu_seqlens // context).to(torch.int32).to(device))
-    return Local(local, packed, sources.to(device), len(batch.tokens))
+    last = (positions[rank] == limits - 1).nonzero()[:, 0]
+    ends = torch.full((len(batch.cu_seqlens) - 1,), -1).index_copy_(0, sequences[last], last)
+    return Local(local, packed, sources.to(device), ends.to(device), len(batch.tokens))
 
 
-def _padded(batch: Batch, context: int, multiple: int, total: int) -> tuple[list[int], list[int]]:
+def _padded(batch: Sequences, context: int, multiple: int, total: int) -> tuple[list[int], list[int]]:
     """Lengths of the sequences, and the same with padding; where needed, a last sequence of nothing but padding."""
     lengths = batch.cu_seqlens.diff().tolist()
     chunks = 2 * context if context > 1 else 1
@@ -178,7 +183,7 @@ def _similar(lengths: list[int]) -> list[list[int]]:
     return groups
 
 
-def _take(batch: Batch, source: Tensor, cu_seqlens: Tensor) -> Batch:
+def _take(batch: Sequences, source: Tensor, cu_seqlens: Tensor) -> Sequences:
     """The tokens of ``batch`` that ``source`` names; padding (-1) is token 0 and trains nothing."""
     if len(source) == len(batch.tokens) and len(cu_seqlens) == len(batch.cu_seqlens) and bool((source >= 0).all()):
         ordered = torch.equal(source, torch.arange(len(source), device=source.device))
@@ -187,4 +192,4 @@ def _take(batch: Batch, source: Tensor, cu_seqlens: Tensor) -> Batch:
     real = source >= 0
     index = source.clamp(min=0)
     taken = {name: torch.where(real, x[index], torch.zeros_like(x[:1])) for name, x in batch.per_token().items()}
-    return Batch(cu_seqlens, **taken)
+    return replace(batch, cu_seqlens=cu_seqlens, **taken)

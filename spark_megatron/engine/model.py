@@ -10,6 +10,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 from spark_megatron.architecture import FAMILIES, Architecture
 from spark_megatron.engine import kernels, platform, rope
@@ -19,8 +20,12 @@ from spark_megatron.engine.parallel import Layout, Parallel
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def read_config(directory: str | Path) -> PreTrainedConfig:
-    """The HF config of a model directory; ValueError for a missing directory or an unsupported model."""
+def read_config(directory: str | Path, *, scalar: bool = False) -> PreTrainedConfig:
+    """The HF config of a model directory; ``scalar`` makes that of a language model one of a scorer of sequences.
+
+    Raises:
+        ValueError: a missing directory or an unsupported model.
+    """
     path = Path(directory)
     file = path / "config.json"
     if not file.is_file():
@@ -35,7 +40,26 @@ def read_config(directory: str | Path) -> PreTrainedConfig:
         if value != supported:
             raise ValueError(f"{file} has {key}={value}; only {supported} is supported")
     rope.check(config, file)
+    has_score = Architecture.of(config.to_dict()).scalar
+    if has_score and config.num_labels != 1:
+        raise ValueError(f"{file} has {config.num_labels} labels; a model that scores has one")
+    return _with_score_head(config) if scalar and not has_score else config
+
+
+def _with_score_head(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A language model's config, changed into that of transformers' classifier with one label on the same body."""
+    config.architectures = [MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[config.model_type]]
+    config.num_labels = 1
+    if config.pad_token_id is None:  # without one, transformers takes no batches
+        ends = config.eos_token_id
+        config.pad_token_id = ends[0] if isinstance(ends, list) else ends
     return config
+
+
+def drawn_head(config: PreTrainedConfig, seed: int) -> dict[str, torch.Tensor]:
+    """The HF tensor of a new scalar head, drawn as transformers does; the same on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    return {"score.weight": torch.randn(1, config.hidden_size, generator=generator) * config.initializer_range}
 
 
 def fused_layers() -> bool:
@@ -136,7 +160,7 @@ def build(
     platform.install()
     kernels.install()
     layout, device = parallel.layout, device or platform.device()
-    config = transformer_config(hf, layout, dtype, device)
+    config, model = transformer_config(hf, layout, dtype, device), Architecture.of(hf.to_dict())
     inverse = rope.frequencies(hf)[0]
     chunks = []
     for chunk in range(layout.virtual):
@@ -145,15 +169,17 @@ def build(
             decoder = Decoder(
                 config,
                 layer_specs(config, stage),
-                vocab_size=Architecture.of(hf.to_dict()).padded_vocab(layout.tensor),
+                vocab_size=model.padded_vocab(layout.tensor),
                 max_sequence_length=hf.max_position_embeddings,
                 pre_process=parallel.holds_first(chunk),
                 post_process=parallel.holds_last(chunk),
-                share_embeddings_and_output_weights=hf.tie_word_embeddings,
+                share_embeddings_and_output_weights=model.tied,
                 position_embedding_type="rope",
                 rotary_base=hf.rope_parameters["rope_theta"],
                 vp_stage=stage,
             )
+            if model.scalar and decoder.post_process:
+                decoder.output_layer = torch.nn.Linear(model.hidden, 1, bias=False, dtype=dtype)
         if inverse is not None:
             decoder.rotary_pos_emb.inv_freq = inverse
         if not torch.cuda.is_available():

@@ -104,7 +104,8 @@ class Decoder(GPTModel):
         return hidden_states
 
     def head(self) -> Tensor:
-        """[vocabulary / tp, hidden]: this rank's rows of the output layer (of the embedding where they are tied)."""
+        """[vocabulary / tp, hidden]: this rank's rows of the output layer (of the embedding where they are tied); of a
+        scalar head [1, hidden]."""
         if self.share_embeddings_and_output_weights:
             return self.shared_embedding_or_output_weight()
         return self.output_layer.weight

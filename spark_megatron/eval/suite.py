@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from spark_megatron.data.distractors import near_miss
 from spark_megatron.eval.asking import Sample, always_answered
 from spark_megatron.eval.test_time import Judge, flips, reflect
 from spark_megatron.recycle.candidates import Candidate
+from spark_megatron.recycle.distractors import near_miss
 from spark_megatron.recycle.judging import judge_figures, judge_sums
 from spark_megatron.recycle.pairwise import pairwise_task
 from spark_megatron.recycle.pointwise import pointwise_task

@@ -38,6 +38,9 @@ class Pool:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replaces the content; of more than ``max_size`` tasks the newest stay."""
         self._tasks.clear()
-        for fields in state["tasks"]:
-            lists = {name: tuple(fields.get(name, ())) for name in ("shown", "labels")}  # older states have no labels
-            self._tasks.append(Task(**{**fields, **lists}))
+        self.add(Task(**{name: _tuples(value) for name, value in fields.items()}) for fields in state["tasks"])
+
+
+def _tuples(value: Any) -> Any:
+    """Tuples for the lists that JSON makes of them."""
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

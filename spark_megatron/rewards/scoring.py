@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import get_args
 
 from spark_megatron.rewards.protocol import Verifier
-from spark_megatron.types import Group, Status, Verdict
+from spark_megatron.types import Group, Rollout, Status, Task, Verdict
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 
@@ -20,6 +20,13 @@ def score_groups(groups: Sequence[Group], verifiers: Mapping[str, Verifier]) -> 
     Raises ValueError for an unknown verifier's name; a failing verifier's error is raised with the task's id.
     """
     return [replace(group, verdicts=_check(group, _find(group.task.verifier, verifiers))) for group in groups]
+
+
+def verdict_of(verifiers: Mapping[str, Verifier], task: Task, response: str) -> Verdict:
+    """The verdict of a finished response, from the verifier that its task names; errors as in ``score_groups``."""
+    rollout = Rollout((), (), response, "stop", -1)
+    [verdict] = _check(Group(task, (), (rollout,)), _find(task.verifier, verifiers))
+    return verdict
 
 
 def training_rewards(group: Group, table: Mapping[Status, float | None]) -> tuple[float | None, ...]:
@@ -33,6 +40,12 @@ def training_rewards(group: Group, table: Mapping[Status, float | None]) -> tupl
     if missing or "ok" in table:
         raise ValueError(f"reward_table={dict(table)}: give a number or null for every status but 'ok', {missing=}")
     return tuple(v.reward if v.status == "ok" else table[v.status] for v in group.verdicts)
+
+
+def solved_shares(groups: Iterable[Group]) -> dict[str, float]:
+    """The mean reward of each task's rollouts by the task's id; a check that failed by itself says nothing."""
+    checked = {group.task.id: [v.reward for v in group.verdicts if v.status != "error"] for group in groups}
+    return {task: sum(rewards) / len(rewards) for task, rewards in checked.items() if rewards}
 
 
 def status_counts(groups: Iterable[Group]) -> dict[Status, int]:

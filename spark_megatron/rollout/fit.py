@@ -8,7 +8,8 @@ from typing import Any
 
 from spark_megatron import runtime
 from spark_megatron.architecture import Architecture
-from spark_megatron.config import Config, ModelConfig, described
+from spark_megatron.checks import described
+from spark_megatron.config import Config, ModelConfig
 from spark_megatron.rollout.vllm_rows import vllm_rows
 from spark_megatron.schema import ConfigError
 

@@ -19,8 +19,10 @@ from spark_megatron.algos.kl_schedules.base import KLSchedule
 from spark_megatron.algos.mismatch import Correction
 from spark_megatron.algos.policy_loss import PolicyLoss
 from spark_megatron.algos.weight_schedules.base import WeightSchedule
-from spark_megatron.config import Config
+from spark_megatron.config import Config, OptimConfig
 from spark_megatron.data.chat import encode_prompt
+from spark_megatron.data.curriculum import Resample
+from spark_megatron.data.limit import PromptLimit
 from spark_megatron.data.stream import TaskStream
 from spark_megatron.engine.engine import Engine
 from spark_megatron.engine.model import DTYPES
@@ -37,10 +39,12 @@ from spark_megatron.rewards.scoring import score_groups
 from spark_megatron.rollout.groups import Phase, sample_groups
 from spark_megatron.rollout.lengths import ResponseLengths
 from spark_megatron.tracking.console import ConsoleSink
+from spark_megatron.tracking.hacking import HackingMonitor
 from spark_megatron.tracking.recorder import Recorder
 from spark_megatron.tracking.sinks import JsonlSink, Sink
 from spark_megatron.tracking.tracker import Tracker
 from spark_megatron.tracking.wandb_sink import WandbSink
+from spark_megatron.trainers.reward_model import RewardModel
 from spark_megatron.types import Task
 
 
@@ -50,6 +54,7 @@ class Parts:
 
     tokenizer: PreTrainedTokenizerBase
     stream: TaskStream
+    resample: Resample | None
     verifiers: Mapping[str, Verifier]
     label_noise: LabelNoise
     recycler: Recycler
@@ -62,6 +67,7 @@ class Parts:
     kl_schedule: KLSchedule
     weight_schedule: WeightSchedule
     engine: Engine
+    reward_model: RewardModel | None
     hybrid: Hybrid
     suite: Suite
     track: Tracker
@@ -100,15 +106,19 @@ def stop_tokens(directory: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
     return sorted(stop for stop in stops if stop is not None)
 
 
-def _optim_settings(cfg: Config) -> OptimSettings:
+def _updates(cfg: Config) -> int:
+    """Optimiser updates of the policy in a run."""
     periods = 2 if cfg.objective.update == "alternating" else 1
-    o = cfg.optim
-    updates = o.decay_updates or cfg.trainer.total_steps * cfg.objective.updates_per_period * periods
+    return cfg.trainer.total_steps * cfg.objective.updates_per_period * periods
+
+
+def _optim_settings(o: OptimConfig, updates: int) -> OptimSettings:
+    """``updates`` are those of the run, over which the rate decays unless the settings say otherwise."""
     return OptimSettings(
         lr=o.lr,
         min_lr=o.min_lr,
         decay=o.decay,
-        decay_updates=updates,
+        decay_updates=o.decay_updates or updates,
         warmup_updates=o.warmup_updates,
         weight_decay=o.weight_decay,
         betas=o.betas,
@@ -142,10 +152,41 @@ def _tracker(cfg: Config) -> Tracker:
     return Tracker(sinks=sinks, recorder=recorder, total_steps=cfg.trainer.total_steps)
 
 
+def _reward_model(cfg: Config, policy: Engine) -> RewardModel:
+    settings = cfg.reward_model
+    runtime.say(f"loading {settings.path} as the reward model")
+    engine = Engine(
+        settings.path,
+        policy.parallel,
+        DTYPES[cfg.model.dtype],
+        _optim_settings(settings.optim, cfg.trainer.total_steps),
+        bucket_bytes=policy.bucket_bytes,
+        logits_bytes=int(cfg.engine.logits_mb * 2**20),
+        score_seed=settings.score_seed,
+    )
+    return RewardModel(
+        engine,
+        AutoTokenizer.from_pretrained(settings.path),
+        assistant=instantiate(cfg.assistant),
+        triples=instantiate(cfg.triples),
+        max_tokens=cfg.trainer.max_tokens_per_microbatch,
+        released=cfg.engine.release,
+        monitor=HackingMonitor(rise=settings.monitor.rise, drop=settings.monitor.drop),
+    )
+
+
 def build(cfg: Config) -> Parts:
     """All parts of a run. A collective: every rank builds its own share."""
     tokenizer = AutoTokenizer.from_pretrained(cfg.model.path)
-    stream = TaskStream(source=instantiate(cfg.data.source), seed=cfg.seed, heldout_share=cfg.data.heldout_share)
+    most = cfg.data.max_prompt_tokens
+    stream = TaskStream(
+        source=instantiate(cfg.data.source),
+        seed=cfg.seed,
+        heldout_share=cfg.data.heldout_share,
+        order=instantiate(cfg.curriculum.order),
+        heldout_source=instantiate(cfg.data.heldout),
+        limit=None if most is None else PromptLimit(tokenizer, most, cfg.data.overlong),
+    )
     heldout = stream.heldout(cfg.eval.items)
     bank = instantiate(cfg.recycle["bank"])
     suite = Suite.build(heldout, bank=bank, judge_verifier=cfg.recycle["judge_verifier"], rounds=cfg.eval.rounds)
@@ -156,7 +197,7 @@ def build(cfg: Config) -> Parts:
         cfg.model.path,
         Parallel(layout),
         DTYPES[cfg.model.dtype],
-        _optim_settings(cfg),
+        _optim_settings(cfg.optim, _updates(cfg)),
         bucket_bytes=int(cfg.engine.bucket_mb * 2**20),
         logits_bytes=int(cfg.engine.logits_mb * 2**20),
     )
@@ -178,6 +219,7 @@ def build(cfg: Config) -> Parts:
     return Parts(
         tokenizer=tokenizer,
         stream=stream,
+        resample=instantiate(cfg.curriculum.resample),
         verifiers=instantiate(cfg.verifiers),
         label_noise=instantiate(cfg.label_noise),
         recycler=instantiate(cfg.recycle),
@@ -190,6 +232,7 @@ def build(cfg: Config) -> Parts:
         kl_schedule=instantiate(cfg.kl_schedule),
         weight_schedule=instantiate(cfg.weight_schedule),
         engine=engine,
+        reward_model=_reward_model(cfg, engine) if cfg.scored else None,
         hybrid=Hybrid(engine, sampler, probe, cfg.engine.release, cfg.engine.timeout_s),
         suite=suite,
         track=_tracker(cfg),

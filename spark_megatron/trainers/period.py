@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from spark_megatron.algos import mismatch
+from spark_megatron.algos.filters import is_flat
 from spark_megatron.algos.mismatch import Correction
 from spark_megatron.algos.unified import mean_stats, token_loss
 from spark_megatron.config import Config
@@ -23,7 +24,7 @@ from spark_megatron.data.samples import to_samples
 from spark_megatron.engine import platform
 from spark_megatron.engine.engine import Snapshot
 from spark_megatron.hybrid.handoff import HandoffError
-from spark_megatron.rewards.scoring import training_rewards
+from spark_megatron.rewards.scoring import solved_shares, training_rewards
 from spark_megatron.runtime import combine, gather
 from spark_megatron.tracking.clock import Clock
 from spark_megatron.trainers.parts import Parts
@@ -57,6 +58,26 @@ def rollouts(parts: Parts, cfg: Config, tasks: Sequence[Task], seed: tuple[objec
         )
     parts.phases.append(phase)
     return parts.label_noise(phase.sampled, cfg.seed)
+
+
+def solve_rollouts(parts: Parts, cfg: Config, step: int, span: Clock) -> list[Group]:
+    """Rollouts of the step's tasks to solve, and of others on top where those taught nothing (``curriculum.resample``).
+
+    The stream hears how often each task was solved.
+    """
+    table = cfg.objective.status_rewards.table()
+    groups: list[Group] = []
+    wanted, drawn = cfg.trainer.tasks_per_step, 0
+    while wanted:
+        seed = (step, "solve", drawn) if drawn else (step, "solve")
+        new = rollouts(parts, cfg, parts.stream.take(wanted), seed, span)
+        parts.stream.observe(solved_shares(new))
+        groups += new
+        drawn += wanted
+        flat = sum(is_flat(training_rewards(group, table)) for group in new)
+        spent = drawn - cfg.trainer.tasks_per_step
+        wanted = parts.resample.more(flat, spent) if parts.resample is not None else 0
+    return groups
 
 
 def advantage_samples(parts: Parts, cfg: Config, groups: Sequence[Group]) -> list[Sample]:

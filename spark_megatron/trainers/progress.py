@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,28 +21,57 @@ from spark_megatron.trainers.parts import Parts
 from spark_megatron.trainers.state import RunState
 from spark_megatron.types import EvalResult, Group, Metrics
 
-_PERIODS = ("policy", "reward_period")
+_LOG = logging.getLogger(__name__)
 
 
-def log_step(
-    parts: Parts, cfg: Config, groups: Sequence[Group], stats: Sequence[Metrics], weights: Mapping[str, float]
-) -> None:
-    """Log a step's rollouts (the same groups on every rank) and what its one or two updates reported."""
+def log_step(parts: Parts, cfg: Config, groups: Sequence[Group], stats: Mapping[str, Metrics]) -> None:
+    """Log a step's rollouts (the same groups on every rank) and what the update of each named period reported."""
     metrics = from_sums(group_sums(groups, earned=cfg.objective.status_rewards.table()))
     metrics |= judge_figures(judge_sums(groups, partial(parts.tokenizer.decode, skip_special_tokens=True)))
     if parts.label_noise.active:
         metrics |= flip_figures(groups)
-    for period, values in zip(_PERIODS, stats, strict=False):
+    for period, values in stats.items():
         metrics |= {f"{period}/{name}": value for name, value in values.items() if "mismatch" not in name}
-    compared = mismatch.figures(runtime.combine(stats))
+    compared = mismatch.figures(runtime.combine(stats.values()))
     metrics |= {f"mismatch/{name}": value for name, value in compared.items()}
-    metrics |= {f"weights/{name}": value for name, value in weights.items()}
-    metrics |= {"pool/size": float(len(parts.pool)), **_turn_metrics(parts.hybrid.turns)}
+    metrics |= {"pool/size": float(len(parts.pool)), **parts.stream.metrics(), **_turn_metrics(parts.hybrid.turns)}
     metrics |= phase_metrics(parts.phases)
     parts.phases.clear()
     parts.hybrid.turns.clear()
     parts.track.log(metrics)
     parts.track.record(groups)
+
+
+def log_rewards(
+    parts: Parts,
+    groups: Sequence[Group],
+    scored: Sequence[Sequence[float | None]],
+    learned: Metrics,
+    pairs: Sequence[object],
+) -> None:
+    """Log what a reward model gave for a step's rollouts, how that compares with the rule, and what it learned.
+
+    "agreement" is the share of rollouts that the rule could read on which the two agree, "over_rule" how much more the
+    reward model gave those than the rule.
+    """
+    assert parts.reward_model is not None
+    judged = [
+        (p, verdict)
+        for values, group in zip(scored, groups, strict=True)
+        for p, verdict in zip(values, group.verdicts, strict=True)
+        if p is not None
+    ]
+    read = [(p, verdict.reward) for p, verdict in judged if verdict.status == "ok"]
+    metrics = {f"reward_model/{name}": value for name, value in learned.items()}
+    if learned:
+        metrics["reward_model/valid_rate"] = len(pairs) / len(groups) if groups else 0.0
+    if judged:
+        metrics["reward_model/reward"] = sum(p for p, _ in judged) / len(judged)
+        parts.reward_model.monitor.observe(metrics["reward_model/reward"])
+    if read:
+        metrics["reward_model/agreement"] = sum((p > 0.5) == (reward > 0.5) for p, reward in read) / len(read)
+        metrics["reward_model/over_rule"] = sum(p - reward for p, reward in read) / len(read)
+    parts.track.log(metrics)
 
 
 def _turn_metrics(turns: Sequence[Metrics]) -> Metrics:
@@ -66,6 +96,17 @@ def log_evaluation(parts: Parts, cfg: Config, state: RunState) -> None:
     solve = metrics["eval/solve"]
     state.best = solve if state.best is None else max(solve, state.best)
     parts.track.log({**metrics, "eval/best_solve": state.best})
+    if cfg.scored and parts.reward_model:
+        hacking = parts.reward_model.monitor.evaluated(solve)
+        parts.track.log(hacking)
+        if hacking.get("hacking/alarm"):
+            _LOG.warning(
+                "the reward model is being hacked: held-out accuracy %.3f is %.3f below its best, while the reward has "
+                "risen by %.3f since then; see reward_model.update, reward_model.rule_share and kl_schedule",
+                solve,
+                hacking["hacking/accuracy_drop"],
+                hacking["hacking/reward_rise"],
+            )
 
 
 def write_evaluation(cfg: Config, when: str, figures: Mapping[str, Any]) -> None:

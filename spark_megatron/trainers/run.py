@@ -13,6 +13,7 @@ from spark_megatron.report.report import make_report
 from spark_megatron.trainers import parts as building
 from spark_megatron.trainers import progress
 from spark_megatron.trainers.saves import Saves
+from spark_megatron.trainers.state import REWARD_MODEL
 
 
 def run(cfg: Config, checkpoint: Path | None) -> None:
@@ -35,6 +36,9 @@ def run(cfg: Config, checkpoint: Path | None) -> None:
         saves.wait()
         with parts.hybrid.training() as engine:
             engine.save_hf(Path(cfg.run_dir) / "model")
+            if parts.reward_model:
+                with parts.reward_model.awake() as scorer:
+                    scorer.save_hf(Path(cfg.run_dir) / REWARD_MODEL / "model")
         runtime.say("evaluating after training")
         # Last of the results: from here on the run counts as finished.
         progress.write_evaluation(cfg, "after", {"step": state.step, **as_json(progress.evaluate(parts, cfg))})

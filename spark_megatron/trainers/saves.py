@@ -7,7 +7,7 @@ from pathlib import Path
 from spark_megatron.config import Config
 from spark_megatron.engine import checkpoint
 from spark_megatron.trainers.parts import Parts
-from spark_megatron.trainers.state import FOLDER, RunState
+from spark_megatron.trainers.state import FOLDER, REWARD_MODEL, RunState
 
 
 class Saves:
@@ -20,10 +20,13 @@ class Saves:
     def __init__(self, cfg: Config, parts: Parts, start: Path | None) -> None:
         folder = Path(cfg.run_dir) / FOLDER
         self._every, self._total = cfg.checkpoint.every, cfg.trainer.total_steps
-        self._hybrid, self._start = parts.hybrid, start
+        self._hybrid, self._start, self._reward_model = parts.hybrid, start, parts.reward_model
         self._checkpoints = checkpoint.Checkpoints(
             folder, keep=cfg.checkpoint.keep, asynchronous=cfg.checkpoint.asynchronous
         )
+        # One more, so that a reward model is there for every checkpoint of the policy, whenever a run is killed.
+        beside = folder.parent / REWARD_MODEL / FOLDER
+        self._scorers = checkpoint.Checkpoints(beside, keep=cfg.checkpoint.keep + 1, asynchronous=False)
         self.state = RunState(cfg, parts)
         if start is not None:
             self.state.load_state_dict(checkpoint.read_state(start))
@@ -37,6 +40,9 @@ class Saves:
         """
         if self._start is not None:
             with self._hybrid.training() as engine:
+                if self._reward_model:
+                    with self._reward_model.awake() as scorer:
+                        checkpoint.load(scorer, self._start.parents[1] / REWARD_MODEL / FOLDER / self._start.name)
                 checkpoint.load(engine, self._start)
         return self.state
 
@@ -46,6 +52,9 @@ class Saves:
         self._checkpoints.poll()
         if self.state.step == self._total or (self._every and self.state.step % self._every == 0):
             with self._hybrid.training() as engine:
+                if self._reward_model:
+                    with self._reward_model.awake() as scorer:
+                        self._scorers.save(scorer, self.state.step, {})
                 self._checkpoints.save(engine, self.state.step, self.state.state_dict())
 
     def wait(self) -> None:

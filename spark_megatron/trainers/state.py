@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 FOLDER = "checkpoints"
 """Where a run directory has its checkpoints."""
 
+REWARD_MODEL = "reward_model"
+"""Where it has those of a reward model, below a folder of the same name, and the trained reward model itself."""
+
 FORMAT = 1
 """Raised by one whenever an older program could misread what is saved."""
 
@@ -57,6 +60,7 @@ class RunState:
             "pool": self.parts.pool.state_dict(),
             "lengths": self.parts.lengths.state_dict(),
             "kl_schedule": self.parts.kl_schedule.state_dict(),
+            "monitor": self.parts.reward_model.monitor.state_dict() if self.parts.reward_model else None,
             "rng": [version, list(internal), gauss],
             "config": settings(self.cfg),
             "model": architecture(self.cfg),
@@ -74,6 +78,8 @@ class RunState:
         self.parts.lengths.load_state_dict(state.get("lengths", {}))  # which older checkpoints do not have
         if state["config"]["kl_schedule"]["_target_"] == self.cfg.kl_schedule["_target_"]:
             self.parts.kl_schedule.load_state_dict(state["kl_schedule"])
+        if self.parts.reward_model:
+            self.parts.reward_model.monitor.load_state_dict(state["monitor"])
         version, internal, gauss = state["rng"]
         self.parts.rng.setstate((version, tuple(internal), gauss))
 
@@ -117,7 +123,10 @@ def check_fit(state: Mapping[str, Any], cfg: Config, path: Path) -> None:
         ("model.dtype", saved["model"]["dtype"], now["model"]["dtype"]),
     ]
     model = architecture(cfg)
-    told += [(f"{size} (of model.path={cfg.model.path})", state["model"].get(size), model[size]) for size in model]
+    told += [
+        (f"{size} (of model.path={cfg.model.path})", state["model"].get(size, model[size]), model[size])
+        for size in model
+    ]
     for name, old, new in told:
         if old != new:
             raise ConfigError(

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,22 @@ def refusal(*overrides: str) -> str:
     return message
 
 
+def needed(group: str, choice: str, directory: Path) -> list[str]:
+    """What a file leaves to the user, and in place of the hub a directory."""
+    if group != "data" or choice not in ("files", "hub"):
+        return []
+    for split in ("train", "test"):
+        (directory / f"{split}.jsonl").write_text(json.dumps({"question": f"{split}?", "answer": "#### 1"}) + "\n")
+    if choice == "files":
+        return [f"data.source.rows.paths={directory}/train.jsonl"]
+    local = {"name": directory, "subset": "null"}
+    return [f"data.{side}.rows.{key}={value}" for side in ("source", "heldout") for key, value in local.items()]
+
+
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{g}={c}" for g, c in CHOICES])
-def test_every_file_of_every_group_can_be_chosen(group: str, choice: str, shape: str) -> None:
-    composed, config = load([f"{group}={choice}", shape])
+def test_every_file_of_every_group_can_be_chosen(group: str, choice: str, shape: str, tmp_path: Path) -> None:
+    composed = compose_config([f"{group}={choice}", shape])
+    config = load([f"{group}={choice}", shape, *needed(group, choice, tmp_path)])[1]
     assert isinstance(config, Config)
     if group == "experiment":
         assert config.name == choice
@@ -71,6 +85,8 @@ def test_an_experiment_yields_to_the_command_line(shape: str) -> None:
     assert config.kl_schedule["_target_"].endswith("Cosine")
 
 
+TRAINERS = ", ".join(sorted(file.stem for file in Path(__file__).parents[2].joinpath("conf/trainer").glob("*.yaml")))
+
 REFUSED = {
     "trainer.totl_steps=5": "trainer.totl_steps=5: there is no setting trainer.totl_steps; "
     "did you mean trainer.total_steps?",
@@ -85,8 +101,8 @@ REFUSED = {
     "kl_schedule=cosin": "kl_schedule=cosin does not exist; did you mean cosine?",
     "experiment=spark_tinyy": "experiment=spark_tinyy does not exist; did you mean spark_tiny?",
     "+experiment=spark_tiny": "+experiment=spark_tiny: experiment is there already; write experiment=spark_tiny",
-    "trainer=5": "trainer=5 does not exist; valid are sft, spark",
-    "trainer=null": "trainer=null does not exist; valid are sft, spark",
+    "trainer=5": f"trainer=5 does not exist; valid are {TRAINERS}",
+    "trainer=null": f"trainer=null does not exist; valid are {TRAINERS}",
     "parallel=[tp2,pp2]": "parallel=[tp2,pp2] does not exist; valid are dp2, pp2, single, tp2",
     "~kl_schedule": "~kl_schedule: kl_schedule cannot be left out; "
     "valid are adaptive, constant, cosine, linear, warmup",

@@ -50,7 +50,7 @@ REFUSED = {
     "model.path=nowhere": "model.path=nowhere is not a model directory",
     "test_time=vote rollout.samples_per_task=0": "test_time.methods=['vote'] with rollout.samples_per_task=0",
     "benchmark=verify_bench": "benchmark.VerifyBench.path=benchmarks/verify_bench.jsonl: there is no such file",
-    "benchmark=gsm8k": "benchmark.GSM8k.source: ",
+    "benchmark=gsm8k": "benchmark.GSM8k.source.rows.paths='benchmarks/gsm8k.jsonl': there is no such file",
 }
 
 
@@ -98,7 +98,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     }  # fmt: skip
     config = load([
         *SMALL, "rollout=transformers", f"run_dir={directory}", "benchmark=gsm8k",
-        f"benchmark.GSM8k.source.path='{directory / 'questions.jsonl'}'",
+        f"benchmark.GSM8k.source.rows.paths='{directory / 'questions.jsonl'}'",
         "benchmark.GSM8k.source.instruction='Solve: {question} \\boxed{}'",
         *(f"+benchmark.VerifyBench.{name}={value}" for name, value in judging.items()),
     ])[1]  # fmt: skip

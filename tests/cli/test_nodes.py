@@ -155,3 +155,42 @@ def test_a_class_that_takes_any_name_is_left_to_itself() -> None:
         check_nodes(check)
     with pytest.raises(ConfigError, match=r"^advantage\.size is missing"):
         check_nodes({"advantage": {"_target_": f"{__name__}.Own", "anything": 2}})
+
+
+def with_source(directory: Path, source: dict[str, Any]) -> str:
+    """The refusal of settings with another source of tasks."""
+    values = OmegaConf.to_container(composed(directory), resolve=True)
+    assert isinstance(values, dict)
+    with pytest.raises(ConfigError) as caught:
+        check_nodes({**values, "data": {**values["data"], "source": source}})
+    return str(caught.value)
+
+
+def test_faults_of_data_are_found_before_anything_starts(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"q": "1+1?", "a": "2"}\nno json\n')
+    rows = {"_target_": "spark_megatron.data.rows.Files", "paths": [str(path)]}
+    source = {
+        "_target_": "spark_megatron.data.table.TableSource",
+        "rows": rows,
+        "question_field": "q",
+        "answer_field": "a",
+        "answer_after": None,
+        "instruction": None,
+        "system": None,
+        "verifier": "math",
+        "max_broken": 0,
+    }
+    assert with_source(tmp_path, source).startswith(f"data.source: {path}:2: not JSON")
+    missing = {**source, "rows": {**rows, "paths": "nowhere.jsonl"}}
+    assert with_source(tmp_path, missing) == (
+        "data.source.rows.paths='nowhere.jsonl': there is no such file or directory"
+    )
+    mistyped = {**source, "rows": {**rows, "split_": "train"}}
+    assert "data.source.rows.split_=train" in with_source(tmp_path, mistyped)
+    other = {**source, "rows": {**rows, "paths": str(tmp_path)}}
+    assert with_source(tmp_path, other).startswith(
+        f"data.source.rows.paths={tmp_path}: was not written by save_to_disk"
+    )
+    both = {"_target_": "spark_megatron.data.mixture.MixtureSource", "weights": None, "sources": {"one": source}}
+    assert f"{path}:2: not JSON" in with_source(tmp_path, both)

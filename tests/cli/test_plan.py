@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from spark_megatron.checks import described
 from spark_megatron.cli import plan
-from spark_megatron.config import described
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "examples" / "models" / "spark_tiny"

@@ -29,10 +29,20 @@ COMMON = (
     "trainer.max_tokens_per_microbatch=2048", "objective.updates_per_period=1", "optim.warmup_updates=2",
 )  # fmt: skip
 TINY = (*COMMON, "rollout=scripted", "trainer.tasks_per_step=8", "rollout.samples_per_task=4", "eval.items=8")
+GUESSES = "rollout.backend.responses=[" + ",".join(f"'\\boxed{{{n}}}'" for n in range(11)) + "]"
+"""Some of them are right, so that there are pairs to learn from."""
 OBJECTIVES = {
     "alternating": ("kl_schedule=adaptive", "trainer.eval_every=3"),
     "joint": ("objective=joint", "weight_schedule=linear", "weight_schedule.end.pairwise=0.9"),
     "sft": ("trainer=sft", "model.path=examples/models/spark_tiny"),
+    "cooper": (
+        "trainer=cooper",
+        "trainer.eval_every=3",
+        "reward_model.optim.lr=1e-3",
+        "rollout.samples_per_task=16",
+        GUESSES,
+    ),
+    "verify_rm": ("trainer=verify_rm", "reward_model.optim.lr=1e-3"),
 }
 
 
@@ -52,7 +62,14 @@ def groups(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    return load_file(run_dir / "model" / "model.safetensors")
+    """The trained model's, and those of the reward model where the run has one."""
+    files = (run_dir / folder / "model" / "model.safetensors" for folder in ("", "reward_model"))
+    return {
+        f"{file}"[len(f"{run_dir}") :] + name: x
+        for file in files
+        if file.exists()
+        for name, x in load_file(file).items()
+    }
 
 
 def state(checkpoint: Path) -> dict[str, Any]:
@@ -112,6 +129,10 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(scripted: tuple[Pat
 
 def test_the_runs_above_have_a_state_to_lose(scripted: tuple[Path, dict[str, str]]) -> None:
     root, _ = scripted
+    assert all(row["reward_model/pair_loss"] > 0 for row in numbers(root / "cooper"))
+    assert state(step_folder(root / "cooper", 2))["monitor"]["steps"] == 2
+    assert "hacking/alarm" in numbers(root / "cooper2")[0]
+    assert numbers(root / "verify_rm2")[0]["reward_model/label_loss"] > 0
     saved = state(step_folder(root / "alternating", 2))
     assert saved["pool"]["tasks"]
     assert saved["kl_schedule"]["coef"] != saved["config"]["kl_schedule"]["initial"]

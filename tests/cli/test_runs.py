@@ -90,6 +90,9 @@ def scripted(blank: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     one_update = ("experiment=spark_tiny", "trainer.total_steps=1", "objective.updates_per_period=1")
     starts: dict[str, tuple[str, ...]] = {layout: (*one_update, f"parallel={layout}") for layout in LAYOUTS}
     starts["supervised"] = joint("supervised")
+    starts["grpo"] = (*one_update, "recycle=none")
+    starts["offline"] = (*one_update, "recycle=offline", "trainer.total_steps=3")
+    starts["reward_only"] = (*one_update, "trainer=reward_only", "trainer.total_steps=3")
     starts["sft"] = ("experiment=sft_tiny", f"model.path={blank}", "trainer.total_steps=6", "optim.warmup_updates=1")
     for ranks, names in ((1, ["single"]), (2, [name for name in starts if name != "single"])):
         settings = [(*starts[name], *SCRIPTED, f"run_dir={root / name}") for name in names]
@@ -153,6 +156,22 @@ def test_every_layout_takes_the_same_first_step(scripted: dict[str, list[dict[st
         assert row["policy/grad_norm"] > 0
         for name in ("policy/loss", "policy/grad_norm", "policy/entropy"):
             assert row[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7), (layout, name)
+
+
+def test_baselines_learn_what_they_should_and_nothing_else(scripted: dict[str, list[dict[str, float]]]) -> None:
+    """GRPO solves alone; offline judges come from no rollout; reward-only leaves the solutions unlearned."""
+    (grpo,) = scripted["grpo"]
+    assert grpo["policy/grad_norm"] > 0
+    assert grpo["pool/size"] == 0
+    assert not any("reward_period" in name or "judge" in name for name in grpo)
+    offline = scripted["offline"]
+    assert all("policy/loss" in row for row in offline)
+    assert any("reward_period/loss" in row for row in offline)
+    assert not any("reward/reflect" in row for row in offline)
+    rewarded = scripted["reward_only"]
+    assert all("reward/solve" in row and "policy/loss" not in row for row in rewarded)
+    assert any(row.get("reward_period/grad_norm", 0.0) > 0 for row in rewarded)
+    assert all(row["weights/kl"] > 0 for row in rewarded)
 
 
 def test_the_cold_start_takes_its_first_steps(scripted: dict[str, list[dict[str, float]]]) -> None:

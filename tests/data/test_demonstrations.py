@@ -31,6 +31,7 @@ def tasks(count: int = 400) -> list[Task]:
         size=count,
         question_from="expression",
         instruction="{question}",
+        system=None,
         verifier="math",
     )
     return source.tasks("demo")

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
-from spark_megatron.data.distractors import near_miss
-from spark_megatron.data.jsonl import JsonlSource
+from spark_megatron.data.curriculum import Shuffled
 from spark_megatron.data.reasoning import ReasoningSource
+from spark_megatron.data.rows import Files
+from spark_megatron.data.sources import TaskSource
 from spark_megatron.data.split import is_heldout, question_hash
 from spark_megatron.data.stream import TaskStream
+from spark_megatron.data.table import TableSource
+from spark_megatron.recycle.distractors import near_miss
 from spark_megatron.types import Task
 
 CHAIN: dict[str, Any] = {
@@ -18,6 +21,7 @@ CHAIN: dict[str, Any] = {
     "size": 200,
     "question_from": "expression",
     "instruction": "Question: {question}",
+    "system": None,
     "verifier": "math",
 }
 GSM = [
@@ -31,17 +35,23 @@ def reasoning(**settings: Any) -> ReasoningSource:
     return ReasoningSource(**{**CHAIN, **settings})
 
 
-def jsonl(path: Path, rows: list[Any], **settings: Any) -> JsonlSource:
+def jsonl(path: Path, rows: list[Any], **settings: Any) -> TableSource:
     path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
     defaults: dict[str, Any] = {
-        "path": str(path),
+        "rows": Files(paths=str(path)),
         "question_field": "question",
         "answer_field": "answer",
         "answer_after": "####",
         "instruction": "{question} Box it.",
+        "system": None,
         "verifier": "math",
+        "max_broken": 0,
     }
-    return JsonlSource(**{**defaults, **settings})
+    return TableSource(**{**defaults, **settings})
+
+
+def make_stream(source: TaskSource, **settings: Any) -> TaskStream:
+    return TaskStream(**{"source": source, "seed": 0, "heldout_share": 0.0, "order": Shuffled(), **settings})
 
 
 def evaluate(question: str) -> int:
@@ -135,7 +145,7 @@ def test_jsonl_faults_name_file_and_line(tmp_path: Path, row: Any, message: str)
 
 
 def test_jsonl_without_lines_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no lines"):
+    with pytest.raises(ValueError, match="there are none"):
         jsonl(tmp_path / "x.jsonl", ["\n"])
 
 
@@ -153,15 +163,15 @@ def test_heldout_share_is_met_and_grows_as_a_superset() -> None:
 
 
 def test_train_and_heldout_never_meet() -> None:
-    heldout = {t.question for t in TaskStream(source=reasoning(), seed=0, heldout_share=0.1).heldout(100)}
+    heldout = {t.question for t in make_stream(reasoning(), seed=0, heldout_share=0.1).heldout(100)}
     assert len(heldout) == 100
     for seed, size in ((0, 50), (1, 200), (2, 500)):
-        stream = TaskStream(source=reasoning(size=size), seed=seed, heldout_share=0.1)
+        stream = make_stream(reasoning(size=size), seed=seed, heldout_share=0.1)
         assert not heldout & {t.question for t in stream.take(2000)}
 
 
 def test_heldout_tasks_do_not_depend_on_seed_or_position() -> None:
-    first, second = (TaskStream(source=reasoning(), seed=seed, heldout_share=0.1) for seed in (0, 7))
+    first, second = (make_stream(reasoning(), seed=seed, heldout_share=0.1) for seed in (0, 7))
     second.take(333)
     assert first.heldout(40) == second.heldout(40)
     assert first.heldout(60)[:40] == first.heldout(40)
@@ -169,14 +179,14 @@ def test_heldout_tasks_do_not_depend_on_seed_or_position() -> None:
 
 def test_too_few_heldout_tasks_is_an_error() -> None:
     source = reasoning(params={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
-    stream = TaskStream(source=source, seed=0, heldout_share=0.1)
+    stream = make_stream(source, seed=0, heldout_share=0.1)
     space = [f"{a} {sign} {b}" for a in range(10) for sign in "+-" for b in range(10)]
     available = sum(is_heldout(question, 0.1) for question in space)
     assert len(stream.heldout(available)) == available
     with pytest.raises(ValueError, match=f"{available + 1} held-out tasks asked.*delivers {available} "):
         stream.heldout(available + 1)
     with pytest.raises(ValueError, match="delivers 0"):
-        TaskStream(source=source, seed=0, heldout_share=0.0).heldout(1)
+        make_stream(source, seed=0, heldout_share=0.0).heldout(1)
 
 
 def ids(tasks: list[Task]) -> list[str]:
@@ -184,15 +194,15 @@ def ids(tasks: list[Task]) -> list[str]:
 
 
 def test_stream_is_deterministic_and_independent_of_batch_size() -> None:
-    a, b = (TaskStream(source=reasoning(), seed=3, heldout_share=0.1) for _ in range(2))
+    a, b = (make_stream(reasoning(), seed=3, heldout_share=0.1) for _ in range(2))
     batches = [task for _ in range(10) for task in a.take(64)]
     assert ids(batches) == ids(b.take(640))
-    assert ids(batches) != ids(TaskStream(source=reasoning(), seed=4, heldout_share=0.1).take(640))
+    assert ids(batches) != ids(make_stream(reasoning(), seed=4, heldout_share=0.1).take(640))
 
 
 def test_stream_of_a_file_goes_round_in_new_orders(tmp_path: Path) -> None:
     rows = [{"question": f"What is {i}?", "answer": f"#### {i}"} for i in range(30)]
-    stream = TaskStream(source=jsonl(tmp_path / "x.jsonl", rows), seed=0, heldout_share=0.0)
+    stream = make_stream(jsonl(tmp_path / "x.jsonl", rows), seed=0, heldout_share=0.0)
     first, second = ids(stream.take(30)), ids(stream.take(30))
     assert sorted(first) == sorted(second)
     assert first != second
@@ -200,20 +210,20 @@ def test_stream_of_a_file_goes_round_in_new_orders(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("taken", [0, 17, 170, 400])
 def test_stream_resumes_where_it_was(taken: int) -> None:
-    stream = TaskStream(source=reasoning(), seed=3, heldout_share=0.1)
+    stream = make_stream(reasoning(), seed=3, heldout_share=0.1)
     stream.take(taken)
     state = json.loads(json.dumps(stream.state_dict()))
     expected = ids(stream.take(300))
-    resumed = TaskStream(source=reasoning(), seed=3, heldout_share=0.1)
+    resumed = make_stream(reasoning(), seed=3, heldout_share=0.1)
     resumed.take(5)
     resumed.load_state_dict(state)
     assert ids(resumed.take(300)) == expected
 
 
 def test_stream_on_another_source_starts_anew_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    stream = TaskStream(source=reasoning(), seed=3, heldout_share=0.1)
+    stream = make_stream(reasoning(), seed=3, heldout_share=0.1)
     stream.take(100)
-    other = TaskStream(source=reasoning(size=100), seed=3, heldout_share=0.1)
+    other = make_stream(reasoning(size=100), seed=3, heldout_share=0.1)
     expected = ids(other.take(50))
     other.load_state_dict(stream.state_dict())
     assert ids(other.take(50)) == expected
@@ -222,11 +232,11 @@ def test_stream_on_another_source_starts_anew_with_a_warning(caplog: pytest.LogC
 
 def test_stream_settings_out_of_range(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"heldout_share=1\.0"):
-        TaskStream(source=reasoning(), seed=0, heldout_share=1.0)
+        make_stream(reasoning(), seed=0, heldout_share=1.0)
     question = next(f"question {i}" for i in range(1000) if is_heldout(f"question {i}", 0.1))
     source = jsonl(tmp_path / "x.jsonl", [{"question": question, "answer": "#### 1"}])
     with pytest.raises(ValueError, match="leaves none of the 1 tasks"):
-        TaskStream(source=source, seed=0, heldout_share=0.1)
+        make_stream(source, seed=0, heldout_share=0.1)
 
 
 @pytest.mark.parametrize("answer", ["8", "-1", "0", "1000", "0.5", "1.05", r"\frac{1}{2}", "3-4", "x=7", "1,200"])

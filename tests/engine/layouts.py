@@ -37,3 +37,19 @@ LAYOUTS: dict[str, tuple[int, Layout, tuple[str, ...]]] = {
 
 CASES = [(layout, model) for layout, (_, _, models) in LAYOUTS.items() for model in models]
 MODELS = tuple(dict.fromkeys(model for _, model in CASES))
+
+SCORE_LAYOUTS: dict[str, tuple[int, Layout, tuple[str, ...]]] = {
+    "single": (1, Layout(), ("qwen2", "llama3", "classifier", "qwen3_moe")),
+    "tp2": (2, Layout(tensor=2), ("qwen2", "classifier")),
+    "tp2_sp": (2, Layout(tensor=2, sequence=True), ("llama3",)),
+    "pp2": (2, Layout(pipeline=2), ("qwen2", "classifier")),
+    "pp2_vp2": (2, Layout(pipeline=2, virtual=2), ("qwen2",)),
+    "cp2": (2, Layout(context=2), ("qwen2",)),
+    "dp2": (2, Layout(), ("classifier",)),
+    "ep2": (2, Layout(expert=2), ("qwen3_moe",)),
+    "tp2_sp_pp2": (4, Layout(tensor=2, sequence=True, pipeline=2), ("qwen2",)),
+    "tp2_cp2": (4, Layout(tensor=2, sequence=True, context=2), ("llama3",)),
+    "cp2_dp2": (4, Layout(context=2), ("qwen2",)),
+    "pp2_cp2": (4, Layout(pipeline=2, context=2), ("classifier",)),
+}
+"""The same for models with a scalar head: "classifier" has one already, the others get one."""

@@ -9,7 +9,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from spark_megatron.algos.mismatch import Truncated, correct, sums
 from spark_megatron.data.packing import pack
-from spark_megatron.engine.engine import _empty_like
 from spark_megatron.engine.local import SIMILAR, Local, cut
 from spark_megatron.engine.modules import PackedAttention
 from spark_megatron.runtime import combine
@@ -70,7 +69,7 @@ def test_every_token_s_mismatch_is_counted_once() -> None:
 def test_an_empty_microbatch_has_every_tensor_and_no_statistics() -> None:
     batch = batch_of([7, 3])
     batch.old_logprobs, batch.ref_logprobs = -torch.ones(10), -torch.ones(10)
-    empty = _empty_like(batch)
+    empty = batch.emptied()
     assert {name: x.dtype for name, x in empty.per_token().items()} == {
         name: x.dtype for name, x in batch.per_token().items()
     }

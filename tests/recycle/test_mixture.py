@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from spark_megatron.recycle.mixture import Recycler
+from spark_megatron.recycle.offline import Offline
 from spark_megatron.recycle.supervised import with_targets
 from spark_megatron.recycle.templates import Template, load_bank
 from spark_megatron.types import Group, Rollout, Task, TaskKind, Verdict
@@ -335,3 +336,21 @@ def test_supervised_targets_need_the_groups() -> None:
         with_targets(tasks, [], random.Random(0))
     with pytest.raises(ValueError, match="'solve' has no supervised target"):
         with_targets([groups[0].task], groups, random.Random(0))
+
+
+def test_offline_judges_see_the_gold_answer_and_a_made_up_one_whatever_was_sampled() -> None:
+    offline = Offline(**DEFAULTS | {"max_reflection": 0, "max_judge": 200})
+    groups = many(200, ["5", "6"])
+    tasks = offline([*groups, group("j", ["8"], kind="judge_one")], random.Random(0))
+    assert offline(many(200, ["8", UNREAD]), random.Random(0)) == tasks
+    kinds = Counter(task.kind for task in tasks)
+    assert kinds["judge_one"] + kinds["judge_pair"] == 200
+    assert kinds["judge_pair"] == pytest.approx(140, abs=30)
+    for task in tasks:
+        right = {"Yes": True, "No": False}.get(task.answer)
+        if task.kind == "judge_one":
+            assert (task.shown == ("8",)) == right
+        else:
+            assert task.shown["AB".index(task.answer)] == "8"
+            assert len(set(task.shown)) == 2
+        assert not {"5", "6"} & set(task.shown) or abs(int(min(task.shown)) - 8) in (1, 2, 3, 10)

@@ -89,7 +89,7 @@ def checked(kind: Any, *verdicts: Verdict) -> Group:
 
 
 def logged(
-    cfg: Config, groups: list[Group], stats: list[dict[str, float]], error: float, noise: float = 0.0
+    cfg: Config, groups: list[Group], stats: dict[str, dict[str, float]], error: float, noise: float = 0.0
 ) -> dict[str, Any]:
     run_dir = Path(cfg.run_dir)
     track = Tracker(
@@ -105,12 +105,13 @@ def logged(
         track=track,
         pool=pool,
         phases=phases,
+        stream=SimpleNamespace(metrics=lambda: {"data/epoch": 0.5}),
         hybrid=SimpleNamespace(turns=turns),
         label_noise=LabelNoise(right_to_wrong=noise, wrong_to_right=0.0),
         tokenizer=SimpleNamespace(decode=lambda tokens, skip_special_tokens: "".join(map(chr, tokens))),
     )
     with track.step(1):
-        progress.log_step(parts, cfg, groups, stats, {"policy": 1.0, "kl": 0.01})
+        progress.log_step(parts, cfg, groups, stats)
     assert parts.phases == parts.hybrid.turns == [], "the next step's come anew"
     track.close()
     (row,) = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
@@ -124,15 +125,15 @@ def compared(tokens: int, distance: float, largest: float) -> dict[str, float]:
     return {f"mismatch_{name}@0": value for name, value in sums.items()} | {"max_mismatch_abs@0": largest}
 
 
-def test_a_step_tells_of_rollouts_updates_and_weights(cfg: Config) -> None:
+def test_a_step_tells_of_rollouts_and_updates(cfg: Config) -> None:
     groups = [
         checked("solve", Verdict("ok", 1.0, "8"), Verdict("unparsed")),
         checked("judge_one", Verdict("ok", 1.0, "Yes"), Verdict("ok", 1.0, "Yes")),
     ]
-    stats = [
-        {"loss": 0.5, "kl": 0.1, **compared(tokens=30, distance=0.6, largest=0.3)},
-        {"loss": -0.25, "kl": 0.2, **compared(tokens=10, distance=0.4, largest=0.1)},
-    ]
+    stats = {
+        "policy": {"loss": 0.5, "kl": 0.1, **compared(tokens=30, distance=0.6, largest=0.3)},
+        "reward_period": {"loss": -0.25, "kl": 0.2, **compared(tokens=10, distance=0.4, largest=0.1)},
+    }
     row = logged(cfg, groups, stats, error=2e-5)
     expected = {
         "reward/solve": 0.25,  # the unread one earns what objective.status_rewards says
@@ -146,8 +147,6 @@ def test_a_step_tells_of_rollouts_updates_and_weights(cfg: Config) -> None:
         "mismatch/mean_abs": 1.0 / 40,  # over the tokens of both periods, not the mean of their means
         "mismatch/max_abs": 0.3,
         "mismatch/effective_share": 1.0,
-        "weights/policy": 1.0,
-        "weights/kl": 0.01,
         "pool/size": 3.0,
         "handoff/probe_max_abs": 2e-5,
         "handoff/handoff_s": 0.75,
@@ -166,7 +165,7 @@ def test_a_step_tells_how_its_judges_judged(cfg: Config) -> None:
     said_no = Rollout(tuple(map(ord, text)), tuple(logprobs), text, "stop", 0)
     task = Task("j", "judge_one", "prompt", "No", "choice", "question", "q", ("8",), ("Yes", "No"))
     judged = Group(task, (1,), (said_no, said_no), (Verdict("ok", 1.0, "No"), Verdict("unparsed")))
-    row = logged(cfg, [checked("solve", Verdict("ok", 1.0, "8")), judged], [{"loss": 0.5}], error=0.0)
+    row = logged(cfg, [checked("solve", Verdict("ok", 1.0, "8")), judged], {"policy": {"loss": 0.5}}, error=0.0)
     p = 1 - math.exp(-1.0)  # of "yes": two tokens of exp(-1/2) each spell the other verdict
     expected = {"failure_rate": 0.5, "yes_rate": 0.0, "accuracy_wrong": 0.5, "brier": p**2, "ece": p}
     assert {name: row[f"judge_one/{name}"] for name in expected} == pytest.approx(expected)
@@ -176,7 +175,7 @@ def test_a_step_tells_how_its_judges_judged(cfg: Config) -> None:
 def test_a_step_with_label_noise_says_how_much(cfg: Config) -> None:
     flipped = Verdict("ok", 0.0, "8", flipped=True)
     groups = [checked("solve", flipped, *[Verdict("ok", 1.0, "8")] * 3, Verdict("ok", 0.0, "7"))]
-    row = logged(cfg, groups, [{"loss": 0.5}], error=0.0, noise=0.2)
+    row = logged(cfg, groups, {"policy": {"loss": 0.5}}, error=0.0, noise=0.2)
     assert (row["label_noise/right_to_wrong"], row["label_noise/wrong_to_right"]) == (0.25, 0.0)
     (recorded,) = [json.loads(line) for line in (Path(cfg.run_dir) / "rollouts.jsonl").read_text().splitlines()]
     assert [rollout.get("flipped") for rollout in recorded["rollouts"]] == [True, None, None, None, None]
@@ -202,7 +201,7 @@ def test_only_training_sees_noise(cfg: Config) -> None:
 
 
 def test_a_step_without_a_reward_period_or_sampled_tokens(cfg: Config) -> None:
-    row = logged(cfg, [checked("solve", Verdict("ok", 1.0, "8"))], [{"loss": 0.5}], error=math.nan)
+    row = logged(cfg, [checked("solve", Verdict("ok", 1.0, "8"))], {"policy": {"loss": 0.5}}, error=math.nan)
     assert row["policy/loss"] == 0.5
     assert row["handoff/probe_max_abs"] is None
     assert not [name for name in row if name.startswith(("reward_period/", "mismatch/"))]

@@ -13,11 +13,14 @@ from spark_megatron.algos.kl_schedules.adaptive import Adaptive
 from spark_megatron.algos.kl_schedules.base import KLSchedule
 from spark_megatron.algos.kl_schedules.constant import Constant
 from spark_megatron.config import Config
-from spark_megatron.data.jsonl import JsonlSource
+from spark_megatron.data.curriculum import Shuffled
+from spark_megatron.data.rows import Files
 from spark_megatron.data.stream import TaskStream
+from spark_megatron.data.table import TableSource
 from spark_megatron.recycle.pool import Pool
 from spark_megatron.rollout.lengths import ResponseLengths
 from spark_megatron.schema import ConfigError
+from spark_megatron.tracking.hacking import HackingMonitor
 from spark_megatron.trainers.state import RunState, changes, check_fit
 from spark_megatron.types import Group, Rollout, Task
 from tests.settings import save_shape, typed
@@ -40,15 +43,16 @@ def make_parts(tmp_path: Path) -> MakeParts:
     def make(questions: int = 10, kl_schedule: KLSchedule | None = None, seed: int = 0) -> Any:
         path = tmp_path / f"{questions}.jsonl"
         path.write_text("".join(json.dumps({"q": f"{i}+1?", "a": str(i + 1)}) + "\n" for i in range(questions)))
-        source = JsonlSource(
-            path=str(path), question_field="q", answer_field="a", answer_after=None, instruction="{question}",
-            verifier="math",
+        source = TableSource(
+            rows=Files(paths=str(path)), question_field="q", answer_field="a", answer_after=None,
+            instruction="{question}", system=None, verifier="math", max_broken=0,
         )  # fmt: skip
         return SimpleNamespace(
-            stream=TaskStream(source=source, seed=seed, heldout_share=0.0),
+            stream=TaskStream(source=source, seed=seed, heldout_share=0.0, order=Shuffled()),
             pool=Pool(max_size=None),
             kl_schedule=kl_schedule or Constant(value=0.1),
             lengths=ResponseLengths(),
+            reward_model=None,
             rng=random.Random(1),
         )
 
@@ -194,3 +198,27 @@ def test_everything_else_may_change_and_is_listed(tmp_path: Path, saved: dict[st
         "kl_schedule.start: (not set) -> 0.1",
     ]
     assert {line.partition(" -> ")[0] for line in found} >= {"git: abc", "python: 3.9", "packages.torch: 1.0"}
+
+
+def test_what_is_watched_for_hacking_goes_on(tmp_path: Path, make_parts: MakeParts) -> None:
+    cfg, parts, other = settings(tmp_path), make_parts(), make_parts()
+    for each in (parts, other):
+        each.reward_model = SimpleNamespace(monitor=HackingMonitor(rise=0.1, drop=0.1))
+    monitor = parts.reward_model.monitor
+    monitor.observe(0.5)
+    monitor.evaluated(0.75)
+    monitor.observe(0.75)
+    state = json.loads(json.dumps(RunState(cfg, parts).state_dict()))
+    RunState(cfg, other).load_state_dict(state)
+    assert other.reward_model.monitor.evaluated(0.5) == monitor.evaluated(0.5)
+    assert RunState(cfg, make_parts()).state_dict()["monitor"] is None
+
+
+def test_a_checkpoint_that_does_not_know_a_size_of_the_model_is_gone_on_with(
+    tmp_path: Path, make_parts: MakeParts
+) -> None:
+    """One from before models could have a scalar head."""
+    cfg = settings(tmp_path)
+    state = RunState(cfg, make_parts()).state_dict()
+    del state["model"]["scalar"]
+    check_fit(state, cfg, Path("/run/step"))

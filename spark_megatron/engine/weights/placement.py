@@ -24,7 +24,7 @@ class Placement:
     """
 
     def __init__(self, hf: PreTrainedConfig, chunks: Sequence[torch.nn.Module], parallel: Parallel) -> None:
-        self.model, self.parallel = Architecture.of(hf.to_dict()), parallel
+        self.hf, self.model, self.parallel = hf, Architecture.of(hf.to_dict()), parallel
         found = [dict(chunk.named_parameters()) for chunk in chunks]
         fused = any(name.endswith("linear_qkv.layer_norm_weight") for name in found[0])
         self.rows = table(self.model, fused=fused)

@@ -7,7 +7,7 @@ import difflib
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,11 @@ def _check_names(wanted: set[str], found: set[str], directory: Path) -> None:
         raise ValueError(f"{directory} holds the tensor {name}, which its config.json does not call for{hint}")
 
 
-def load_hf(placement: Placement, directory: str | Path) -> None:
+def load_hf(placement: Placement, directory: str | Path, drawn: Mapping[str, Tensor] | None = None) -> None:
     """Fill this rank's parameters from a HF directory, reading no more than their elements.
 
-    Every rank checks the names and shapes of all tensors, so that all of them refuse a directory together.
+    ``drawn`` has tensors for what the directory may lack: a new head in the place of a language model's. Every rank
+    checks the names and shapes of all tensors, so that all of them refuse a directory together.
 
     Raises:
         ValueError: names a missing, unknown or misshapen tensor.
@@ -61,17 +62,17 @@ def load_hf(placement: Placement, directory: str | Path) -> None:
     path = Path(directory)
     files = _files(path)
     # A tied head that was saved nevertheless is the embedding again.
-    found = set(files) - ({"lm_head.weight"} if placement.model.tied else set())
-    _check_names({name for row in placement.rows for name in row.hf}, found, path)
+    new = {name: tensor for name, tensor in (drawn or {}).items() if name not in files}
+    unwanted = {"lm_head.weight"} if placement.model.tied or new else set()
+    _check_names({name for row in placement.rows for name in row.hf}, set(files) - unwanted | set(new), path)
     with contextlib.ExitStack() as stack:
         opened = {file: stack.enter_context(safe_open(file, "pt")) for file in sorted(set(files.values()))}
         for row in placement.rows:
-            tensors = [opened[files[name]].get_slice(name) for name in row.hf]
+            tensors: list[Any] = [new[name] if name in new else opened[files[name]].get_slice(name) for name in row.hf]
             for name, tensor, shape in zip(row.hf, tensors, row.shapes, strict=True):
-                if tuple(tensor.get_shape()) != shape:
-                    raise ValueError(
-                        f"{path}: {name} has shape {tuple(tensor.get_shape())}, its config.json calls for {shape}"
-                    )
+                found = tuple(tensor.shape if name in new else tensor.get_shape())
+                if found != shape:
+                    raise ValueError(f"{path}: {name} has shape {found}, its config.json calls for {shape}")
             if row.full_name in placement.local:
                 _fill(placement, row, tensors)
 
@@ -233,6 +234,8 @@ def save_hf(placement: Placement, source: Path, target: Path, bucket_bytes: int,
         for file in source.iterdir():
             if file.is_file() and not file.name.startswith("model"):
                 shutil.copyfile(file, target / file.name)
+        if placement.model.scalar:
+            placement.hf.to_json_file(target / "config.json")  # the source's may be that of a language model
         writer = _Writer(target, file_bytes)
     for bucket in export_hf(placement, bucket_bytes):
         if writer is not None:

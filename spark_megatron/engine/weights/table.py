@@ -87,7 +87,9 @@ def table(model: Architecture, *, fused: bool) -> list[Row]:
     for i in range(model.layers):
         rows += _layer_rows(model, i, fused)
     rows.append(copy("model.norm.weight", "decoder.final_layernorm.weight", LAST, (model.hidden,)))
-    if model.tied:
+    if model.scalar:
+        rows.append(copy("score.weight", head, LAST, (1, model.hidden)))
+    elif model.tied:
         # With pipeline stages the last one keeps its own copy of the embedding; it is loaded, never exported.
         rows.append(copy("model.embed_tokens.weight", head, LAST, vocab, dim=0, exported=False))
     else:
